@@ -1,0 +1,1 @@
+"""Ready pipelines, to run and to copy: `python -m dags.NAME`."""

@@ -1,0 +1,1 @@
+"""Benchmarks of raycomm against its peers and against the floor of the machine they run on."""

@@ -1,0 +1,175 @@
+"""What a bench shows and writes: the machine, the run while it runs, the tables, the JSON document."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import rich.progress
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from microbench.harness import Measurement, Result, Turn
+from microbench.targets import SCHEMA, Verdict
+
+MEASURED_WIDTH = 48  # columns; an error's whole text was printed when it happened
+PLAIN_WIDTH = 140  # columns where the output is no terminal and has no width of its own
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the figures depend on; without it two results cannot be compared."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "python": platform.python_version(),
+        "ray": _version("ray"),
+        "torch": _version("torch"),
+        "raycomm": _version("raycomm"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu_model() -> str:
+    # arm64 kernels have no "model name" line.
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    # A checkout on the path is importable without being installed.
+    try:
+        return str(getattr(importlib.import_module(package), "__version__", "not installed"))
+    except ImportError:
+        return "not installed"
+
+
+def check_writable(path: Path) -> None:
+    """Raises `OSError` when the file cannot be written; leaves it as it was. A run of minutes should not end there."""
+    existed = path.exists()
+    with path.open("ab"):
+        pass
+    if not existed:
+        path.unlink()
+
+
+def write_json(path: Path, machine: Mapping[str, Any], rows: Sequence[Result]) -> None:
+    """Writes a result document of schema 1."""
+    document = {"schema": SCHEMA, "machine": dict(machine), "rows": list(rows)}
+    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A console that does not fold its lines at 80 columns when it writes to a file or a pipe."""
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
+
+
+class LiveProgress:
+    """Progress of a run: a bar on a terminal, a line per row elsewhere. Use as a context manager."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        columns = (rich.progress.BarColumn(), rich.progress.MofNCompleteColumn(), rich.progress.TimeElapsedColumn())
+        self._bar = rich.progress.Progress(
+            *columns,
+            rich.progress.TextColumn("{task.description}", markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=steps)
+        self._turn = ""
+        self._start = time.monotonic()
+
+    def turn(self, number: int, rounds: int, turn: Turn) -> None:
+        self._turn = f"round {number + 1}/{rounds}  {turn.topology}  {turn.system}"
+        self._bar.update(self._task, description=self._turn)
+
+    def measured(self, row: str, system: str, measurement: Measurement) -> None:
+        self._bar.update(self._task, advance=1)
+        # On a terminal the bar says enough, and the table follows.
+        if not self._console.is_terminal:
+            self._line(f"{row}  {brief(measurement)}")
+
+    def failed(self, row: str, system: str, error: str) -> None:
+        self._bar.update(self._task, advance=1)
+        self._line(f"{row}  failed: {error}")
+
+    def _line(self, text: str) -> None:
+        self._console.print(f"{time.monotonic() - self._start:6.1f} s  {self._turn}  {text}", markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+
+def brief(measurement: Mapping[str, Any]) -> str:
+    """The figure that stands for a measurement, with its unit."""
+    if "p50_us" in measurement:
+        return f"p50 {number(measurement['p50_us'])} us"
+    if "per_s" in measurement:
+        return f"{number(measurement['per_s'])} per s"
+    return f"{measurement['cpu_percent']:.2f} % cpu"
+
+
+def number(value: float | None) -> str:
+    """Three figures or so: nobody compares the ninth."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def results_table(results: Sequence[Result]) -> Table:
+    """One line per row and system. Why one failed was printed when it did, and is in the JSON."""
+    table = Table(title="medians over the rounds")
+    table.add_column("row", no_wrap=True)
+    table.add_column("system", no_wrap=True)
+    for name in ("p50 us", "p99 us", "mean us", "per s", "cpu %", "count"):
+        table.add_column(name, justify="right")
+    for result in results:
+        figures = [number(result.get(key)) for key in ("p50_us", "p99_us", "mean_us", "per_s", "cpu_percent")]
+        count = "failed" if "error" in result else f"{result['count']:,}" if "count" in result else ""
+        table.add_row(result["row"], result["system"], *figures, count)
+    return table
+
+
+def ratios_table(verdicts: Sequence[Verdict]) -> Table:
+    """What was asked for and what was measured, one line per requirement."""
+    table = Table(title="against the targets")
+    for name in ("row", "requirement"):
+        table.add_column(name)
+    table.add_column("measured", overflow="ellipsis", no_wrap=True, max_width=MEASURED_WIDTH)
+    table.add_column("")
+    for verdict in verdicts:
+        mark = "aim" if verdict.aim_met else "met" if verdict.must_met else "short"
+        table.add_row(verdict.row, verdict.requirement, escape(verdict.measured), mark)
+    return table
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """The machine in one line."""
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "ray", "torch", "raycomm"))
+    return f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; {versions}; {machine['date']}"

@@ -1,0 +1,97 @@
+"""What a system has to offer to be measured, and the actors that all of them run on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psutil
+import ray
+
+from microbench.rows import Topology
+
+START_LIMIT_S = 60.0
+KILL_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of an open system. Plain functions, since a method lookup more would show in the fastest rows."""
+
+    call: Callable[[Any], Any]  # one execution: the value it returns, all outputs fetched
+    submit: Callable[[Any], Any]  # starts one execution: a ticket
+    fetch: Callable[[Any], Any]  # the value of a ticket
+
+
+class System(Protocol):
+    """One way to call actors. It is opened on one topology at a time and may be opened again after `close`."""
+
+    name: str
+
+    def open(self, topology: Topology) -> Calls:
+        """Builds the topology and returns once it can be called."""
+
+    def processes(self) -> list[int]:
+        """The pids of the actors in use."""
+
+    def close(self) -> None:
+        """Leaves nothing behind that uses a core."""
+
+
+class Echo:
+    """The actor of every row: gives back what it was given."""
+
+    def __init__(self) -> None:
+        # Imported before any graph waits: beside three spinning loops it takes several times as long.
+        import torch  # noqa: F401
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Actors:
+    """Starts and ends echo actors; idle ones are kept, since starting one costs a second of CPU time.
+
+    Only a system that leaves its actors idle may take from `kept`. Ray's compiled graph spins a full core in each actor
+    until it is killed, so that one takes `fresh` actors and kills them.
+    """
+
+    def __init__(self) -> None:
+        # num_cpus=0: the machine may have fewer cores than the graph has actors.
+        self._class: Any = ray.remote(num_cpus=0)(Echo)
+        self._kept: list[Any] = []
+
+    def fresh(self, count: int) -> list[Any]:
+        """New actors, constructed."""
+        actors = [self._class.remote() for _ in range(count)]
+        self.pids(actors)
+        return actors
+
+    def kept(self, count: int) -> list[Any]:
+        """Idle actors, from earlier rounds where there are enough."""
+        self._kept += self.fresh(count - len(self._kept)) if len(self._kept) < count else []
+        return self._kept[:count]
+
+    def pids(self, actors: list[Any]) -> list[int]:
+        pids: list[int] = ray.get([actor.pid.remote() for actor in actors], timeout=START_LIMIT_S)
+        return pids
+
+    def kill(self, actors: list[Any], pids: list[int]) -> None:
+        """Kills actors and returns once their processes are gone, so that the next turn has the cores to itself."""
+        for actor in actors:
+            ray.kill(actor)
+        processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        _, alive = psutil.wait_procs(processes, timeout=KILL_LIMIT_S)
+        if alive:
+            raise TimeoutError(f"actors still there {KILL_LIMIT_S:.0f} s after ray.kill: {[process.pid for process in alive]}")
+
+    def discard(self) -> None:
+        """Kills the kept actors: after a failure nobody knows what still runs in them."""
+        kept, self._kept = self._kept, []
+        for actor in kept:
+            ray.kill(actor)

@@ -1,0 +1,1 @@
+"""Ray actor graphs over native channels."""

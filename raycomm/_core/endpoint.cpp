@@ -1,0 +1,238 @@
+#include "endpoint.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#include "gil.hpp"
+
+namespace raycomm {
+
+PyObject *g_timed_out = nullptr, *g_closed = nullptr, *g_pool_full = nullptr, *g_misuse = nullptr;
+
+namespace {
+
+constexpr size_t kReleaseGilFrom = 256u << 10;  // bytes copied by one write
+
+bool on_main_thread() { return getpid() == static_cast<pid_t>(syscall(SYS_gettid)); }
+
+void set_activity(const Neighbourhood& graph, Activity kind, uint32_t subject) {
+  graph.own().header().activity.store(static_cast<uint64_t>(kind) | uint64_t{subject} << 32, std::memory_order_relaxed);
+}
+
+void raise_closed(uint64_t closed) {
+  PyObject* value = Py_BuildValue("(II)", static_cast<unsigned>(closed), static_cast<unsigned>(closed >> 32));
+  if (value) PyErr_SetObject(g_closed, value);
+  Py_XDECREF(value);
+}
+
+void raise_pool_full(const PoolExhausted& report) {
+  PyObject* holders = PyDict_New();
+  for (const auto& [process, bytes] : report.holders) {
+    PyObject* key = PyLong_FromUnsignedLong(process);
+    PyObject* value = PyLong_FromUnsignedLongLong(bytes);
+    if (key && value) PyDict_SetItem(holders, key, value);
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+  }
+  PyObject* value = Py_BuildValue("(KKKiN)", report.wanted, report.free, report.limit, report.system_error, holders);
+  if (value) PyErr_SetObject(g_pool_full, value);
+  Py_XDECREF(value);
+}
+
+enum class Waited { done, timed_out, raised };
+
+// Waits with the GIL released, in slices: at the end of each, dead peers are looked for and, on the main thread, signals are handled.
+template <class Done>
+Waited wait_in_slices(const Neighbourhood& graph, RecentWaits& recent, int64_t deadline, const Done& done) {
+  const bool handles_signals = on_main_thread();
+  for (;;) {
+    Wake wake;
+    {
+      GilRelease released;
+      do {
+        wake = wait_until(done, graph.own().header().doorbell, graph.policy, recent, deadline);
+        if (wake == Wake::slice_ended) graph.look_for_dead();
+      } while (wake == Wake::slice_ended && !handles_signals);
+    }
+    if (wake == Wake::ready) return Waited::done;
+    if (handles_signals && PyErr_CheckSignals() != 0) return Waited::raised;
+    if (wake == Wake::timed_out) return done() ? Waited::done : Waited::timed_out;
+  }
+}
+
+}  // namespace
+
+int64_t deadline_after(double seconds) {
+  if (seconds < 0) return kNoDeadline;
+  if (seconds == 0) return 0;
+  return seconds > 1e9 ? kNoDeadline : now_ns() + static_cast<int64_t>(std::ceil(seconds * 1e9));
+}
+
+Turn::Turn(std::atomic<bool>& busy, uint32_t made_under, const char* what) : busy_(busy) {
+  if (made_under != fork_epoch()) {
+    PyErr_Format(g_misuse, "%s is used in a forked child of the process that made it; compile the graph in this process, or start it with spawn", what);
+  } else if (busy.exchange(true, std::memory_order_acquire)) {
+    PyErr_Format(g_misuse, "%s is used by two threads at once", what);
+  } else {
+    held_ = true;
+  }
+}
+
+int Arena::wait_left(const std::vector<uint32_t>& processes, double seconds) {
+  std::vector<MappingRef> waiting;
+  for (uint32_t process : processes) waiting.push_back(graph->peer(process));
+  const auto left = [&] {
+    for (const MappingRef& mapping : waiting) {
+      if (mapping->header().loop_state.load(std::memory_order_seq_cst) != static_cast<uint32_t>(LoopState::running)) continue;
+      pollfd fd{mapping->pidfd(), POLLIN, 0};
+      if (mapping->pidfd() < 0 || poll(&fd, 1, 0) == 0) return false;
+    }
+    return true;
+  };
+  RecentWaits recent;
+  switch (wait_in_slices(*graph, recent, deadline_after(seconds), left)) {
+    case Waited::done: return 1;
+    case Waited::timed_out: return 0;
+    default: return -1;
+  }
+}
+
+Writer::Writer(const Arena& arena, const std::vector<std::pair<uint32_t, std::vector<uint32_t>>>& channels) : graph_(arena.graph), pool_(arena.pool) {
+  if (!pool_) throw ArenaError("the arena has no pool yet: call open_pool first");
+  if (channels.empty()) throw ArenaError("a writer needs at least one channel");
+  for (const auto& [channel, readers] : channels) {
+    rings_.emplace_back(*graph_, channel, readers);
+    encoders_.push_back(std::make_unique<Encoder>());
+  }
+  staged_.resize(rings_.size());
+}
+
+bool Writer::wait_for_room(int64_t deadline) {
+  const auto room = [this] {
+    for (const RingWriter& ring : rings_)
+      if (!ring.has_room()) return false;
+    return true;
+  };
+  if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), false;
+  if (room()) return true;
+  set_activity(*graph_, Activity::writing, rings_.front().channel());
+  const Waited waited = wait_in_slices(*graph_, recent_, deadline, [&] { return room() || graph_->closed() != 0; });
+  if (waited == Waited::raised) return false;
+  if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), false;
+  if (waited == Waited::timed_out) return PyErr_SetNone(g_timed_out), false;
+  return true;
+}
+
+bool Writer::stage_and_publish() {
+  size_t bytes = 0;
+  for (size_t i = 0; i < rings_.size(); ++i) {
+    try {
+      rings_[i].stage(encoders_[i]->message(), *pool_, staged_[i]);
+    } catch (const PoolExhausted& report) {
+      for (size_t j = 0; j < i; ++j) rings_[j].abandon(staged_[j], *pool_);
+      raise_pool_full(report);
+      return false;
+    }
+    bytes += staged_[i].copy_bytes;
+  }
+  const auto copy = [this] {
+    for (const auto& staged : staged_)
+      for (const auto& piece : staged.copies) std::memcpy(piece.to, piece.from, piece.bytes);
+  };
+  if (bytes >= kReleaseGilFrom) {
+    GilRelease released;
+    copy();
+  } else {
+    copy();
+  }
+  for (size_t i = 0; i < rings_.size(); ++i) rings_[i].commit(staged_[i], *pool_);
+  for (RingWriter& ring : rings_) ring.notify();
+  return true;
+}
+
+bool Writer::write(PyObject* const* values, size_t count, double seconds) {
+  Turn turn(busy_, graph_->own().made_under(), "a channel's writing end");
+  if (!turn) return false;
+  if (count != rings_.size()) return PyErr_Format(g_misuse, "%zu values for %zu channels", count, rings_.size()), false;
+  if (!wait_for_room(deadline_after(seconds))) return false;
+  bool ok = true;
+  for (size_t i = 0; ok && i < count; ++i) {
+    encoders_[i]->reset(rings_[i].inline_begin(), rings_[i].inline_bytes());
+    ok = encoders_[i]->encode(values[i]);
+  }
+  ok = ok && stage_and_publish();
+  for (auto& encoder : encoders_) encoder->reset(nullptr, 0);
+  return ok;
+}
+
+bool Writer::write_failure(PyObject* payload, PyObject* buffers, double seconds) {
+  Turn turn(busy_, graph_->own().made_under(), "a channel's writing end");
+  if (!turn || !wait_for_room(deadline_after(seconds))) return false;
+  bool ok = true;
+  for (auto& encoder : encoders_) {
+    encoder->reset(nullptr, 0);
+    ok = ok && encoder->adopt(payload, buffers);
+    encoder->message().kind = Kind::failure;
+  }
+  ok = ok && stage_and_publish();
+  for (auto& encoder : encoders_) encoder->reset(nullptr, 0);
+  return ok;
+}
+
+Reader::Reader(const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject, BufferFactory make_buffer)
+    : graph_(arena.graph), ring_(*graph_, writer, channel, index), decoder_(make_buffer), after_close_(after_close), subject_(subject) {}
+
+bool Reader::wait_ready(double seconds) {
+  if (after_close_ == AfterClose::leave) {
+    if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), false;
+  }
+  if (!ring_.ready()) {
+    set_activity(*graph_, Activity::reading, ring_.channel());
+    const Waited waited =
+        wait_in_slices(*graph_, recent_, deadline_after(seconds), [this] { return ring_.ready() || graph_->closed() != 0; });
+    if (waited == Waited::raised) return false;
+    if (!ring_.ready()) {
+      if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), false;
+      return PyErr_SetNone(g_timed_out), false;
+    }
+  }
+  set_activity(*graph_, Activity::computing, subject_);
+  return true;
+}
+
+PyObject* Reader::read(double seconds) {
+  Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
+  if (!turn || !wait_ready(seconds)) return nullptr;
+  ring_.open(message_);
+  PyObject* value = decoder_.decode(message_, ring_);
+  if (value || !decoder_.interrupted()) ring_.close(message_);
+  return value;
+}
+
+bool Reader::read_into(PyObject* results, double seconds) {
+  Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
+  if (!turn || !wait_ready(seconds)) return false;
+  ring_.open(message_);
+  PyObject* value = decoder_.decode(message_, ring_);
+  if (!value) {
+    if (!decoder_.interrupted()) ring_.close(message_);
+    return false;
+  }
+  // Stored first, then taken: an interrupt can fall between neither.
+  PyObject* key = PyLong_FromUnsignedLongLong(ring_.taken());
+  const bool stored = key && PyDict_SetItem(results, key, value) == 0;
+  Py_XDECREF(key);
+  Py_DECREF(value);
+  ring_.close(message_);
+  return stored;
+}
+
+bool Reader::skip(double seconds) {
+  Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
+  if (!turn || !wait_ready(seconds)) return false;
+  ring_.open(message_);
+  ring_.discard(message_);
+  return true;
+}
+
+}  // namespace raycomm

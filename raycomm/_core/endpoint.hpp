@@ -1,0 +1,94 @@
+// The Python-facing ends of a channel: waiting, codec and ring in one native call per write and one per read.
+#pragma once
+
+#include <Python.h>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "decode.hpp"
+#include "encode.hpp"
+#include "ring.hpp"
+
+namespace raycomm {
+
+// Raised to Python; runtime/channel code turns them into errors that name graph, edge and execution.
+extern PyObject *g_timed_out, *g_closed, *g_pool_full, *g_misuse;
+
+// What a reader does once its own arena is closed: the driver still takes what was published, a loop leaves at once.
+enum class AfterClose { drain, leave };
+
+// Seconds to a deadline; negative: none, 0: already over, so that only one look is taken.
+int64_t deadline_after(double seconds);
+
+// One thread at a time and only in the process that made it; anything else is a clear error, not corruption.
+class Turn {
+ public:
+  Turn(std::atomic<bool>& busy, uint32_t made_under, const char* what);
+  ~Turn() {
+    if (held_) busy_.store(false, std::memory_order_release);
+  }
+  explicit operator bool() const { return held_; }
+
+ private:
+  std::atomic<bool>& busy_;
+  bool held_ = false;
+};
+
+class Arena {
+ public:
+  explicit Arena(std::shared_ptr<Neighbourhood> graph) : graph(std::move(graph)) {}
+  std::shared_ptr<Neighbourhood> graph;
+  std::shared_ptr<Pool> pool;  // once the budget's arena is known
+
+  // Waits on the own doorbell until every given process's loop has left or its process has died; false if the deadline passed.
+  // Returns -1 with a Python error set on a signal.
+  int wait_left(const std::vector<uint32_t>& processes, double seconds);
+};
+
+// Writes one value to one ring, or several values to several rings in one step (all of them or none).
+class Writer {
+ public:
+  Writer(const Arena& arena, const std::vector<std::pair<uint32_t, std::vector<uint32_t>>>& channels);
+
+  bool write(PyObject* const* values, size_t count, double seconds);           // false: Python error set, nothing published
+  bool write_failure(PyObject* payload, PyObject* buffers, double seconds);    // the same failure to every ring
+  uint64_t published() const { return rings_.front().published(); }
+  size_t size() const { return rings_.size(); }
+
+ private:
+  bool wait_for_room(int64_t deadline);
+  bool stage_and_publish();
+  std::shared_ptr<Neighbourhood> graph_;
+  std::shared_ptr<Pool> pool_;
+  std::vector<RingWriter> rings_;
+  std::vector<std::unique_ptr<Encoder>> encoders_;
+  std::vector<RingWriter::Staged> staged_;
+  RecentWaits recent_;
+  std::atomic<bool> busy_{false};
+};
+
+class Reader {
+ public:
+  Reader(const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject, BufferFactory make_buffer);
+
+  PyObject* read(double seconds);                                // new reference; null: Python error set
+  bool read_into(PyObject* results, double seconds);             // results[taken()] = value, and only then the cursor moves
+  bool skip(double seconds);                                     // takes one message without decoding it
+  bool ready() const { return ring_.ready(); }
+  uint64_t taken() const { return ring_.taken(); }
+
+ private:
+  bool wait_ready(double seconds);
+  std::shared_ptr<Neighbourhood> graph_;
+  RingReader ring_;
+  Decoder decoder_;
+  Incoming message_;
+  RecentWaits recent_;
+  AfterClose after_close_;
+  uint32_t subject_;  // what the process does once this read has returned: an action of its list
+  std::atomic<bool> busy_{false};
+};
+
+}  // namespace raycomm

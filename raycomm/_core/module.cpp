@@ -1,0 +1,248 @@
+// The Python module raycomm._core: thin bindings, no logic. The stub next to it (_core.pyi) says what each name does.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "endpoint.hpp"
+#include "gil.hpp"
+#include "pingpong.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace raycomm {
+namespace {
+
+// Exports a Storage by the buffer protocol; what a numpy array or the Python codec's values are built on.
+struct Buffer {
+  Storage* storage;
+  bool writable;
+  Buffer(Storage* storage, bool writable) : storage(storage), writable(writable) {}
+  Buffer(const Buffer&) = delete;
+  ~Buffer() { storage->release(); }
+};
+
+int get_buffer(PyObject* self, Py_buffer* view, int flags) {
+  Buffer* buffer = nb::inst_ptr<Buffer>(self);
+  return PyBuffer_FillInfo(view, self, buffer->storage->data(), static_cast<Py_ssize_t>(buffer->storage->bytes()), !buffer->writable, flags);
+}
+PyType_Slot buffer_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)}, {0, nullptr}};
+
+PyObject* make_buffer(Storage* storage, bool writable) {
+  return nb::cast(new Buffer(storage, writable), nb::rv_policy::take_ownership).release().ptr();
+}
+
+[[noreturn]] void raise() { throw nb::python_error(); }
+nb::object owned(PyObject* value) {
+  if (!value) raise();
+  return nb::steal(value);
+}
+void check(bool ok) {
+  if (!ok) raise();
+}
+
+std::span<const unsigned char, 16> nonce_of(const nb::bytes& nonce) {
+  if (nonce.size() != 16) throw nb::value_error("a nonce has 16 bytes");
+  return std::span<const unsigned char, 16>(reinterpret_cast<const unsigned char*>(nonce.c_str()), 16);
+}
+
+using RingTuple = nb::typed<nb::tuple, uint32_t, uint32_t, uint32_t, uint32_t>;
+
+std::shared_ptr<Arena> create_arena(uint32_t process, const std::vector<nb::tuple>& rings, uint32_t block_capacity, uint64_t pool_bytes,
+                                    uint64_t budget_bytes, const nb::bytes& nonce, double spin_us, double yield_us) {
+  std::vector<RingShape> shapes;
+  for (const nb::tuple& ring : rings)
+    shapes.push_back({nb::cast<uint32_t>(ring[0]), nb::cast<uint32_t>(ring[1]), nb::cast<uint32_t>(ring[2]), nb::cast<uint32_t>(ring[3])});
+  MappingRef own(Mapping::create(shapes, block_capacity, pool_bytes, budget_bytes, nonce_of(nonce)));
+  auto graph = std::make_shared<Neighbourhood>(std::move(own), process);
+  graph->policy.spin_ns = static_cast<int64_t>(spin_us * 1e3);
+  graph->policy.yield_ns = static_cast<int64_t>(yield_us * 1e3);
+  return std::make_shared<Arena>(std::move(graph));
+}
+
+// Encodes to (payload, buffers as bytes) without a ring; with decode_value the codec's test surface.
+nb::tuple encode_value(nb::handle value) {
+  Encoder encoder;
+  encoder.reset(nullptr, 0);
+  check(encoder.encode(value.ptr()));
+  const Outgoing& message = encoder.message();
+  nb::list buffers;
+  for (const auto& buffer : message.buffers) buffers.append(nb::bytes(buffer.data, buffer.bytes));
+  return nb::make_tuple(nb::bytes(message.payload, message.payload_bytes), buffers);
+}
+
+nb::object decode_value(const nb::bytes& payload, nb::sequence buffers) {
+  Incoming message;
+  message.payload = reinterpret_cast<const unsigned char*>(payload.c_str());
+  message.payload_bytes = payload.size();
+  std::vector<nb::bytes> kept;
+  for (nb::handle buffer : buffers) kept.push_back(nb::cast<nb::bytes>(buffer));
+  for (const nb::bytes& buffer : kept) message.buffers.push_back({reinterpret_cast<const unsigned char*>(buffer.c_str()), buffer.size(), kInline});
+  Decoder decoder(make_buffer);
+  return owned(decoder.decode_copy(message));
+}
+
+nb::dict layout() {
+  nb::dict d;
+  d["version"] = kLayoutVersion;
+  d["ArenaHeader"] = sizeof(ArenaHeader);
+  d["RingHeader"] = sizeof(RingHeader);
+  d["SlotHeader"] = sizeof(SlotHeader);
+  d["BufferEntry"] = sizeof(BufferEntry);
+  d["BlockHeader"] = sizeof(BlockHeader);
+  d["Cursor"] = sizeof(Cursor);
+#define RAYCOMM_FIELD(type, field) d[#type "." #field] = offsetof(type, field)
+  RAYCOMM_FIELD(ArenaHeader, magic);
+  RAYCOMM_FIELD(ArenaHeader, layout_version);
+  RAYCOMM_FIELD(ArenaHeader, owner_pid);
+  RAYCOMM_FIELD(ArenaHeader, nonce);
+  RAYCOMM_FIELD(ArenaHeader, file_bytes);
+  RAYCOMM_FIELD(ArenaHeader, rings_offset);
+  RAYCOMM_FIELD(ArenaHeader, blocks_offset);
+  RAYCOMM_FIELD(ArenaHeader, pool_offset);
+  RAYCOMM_FIELD(ArenaHeader, ring_count);
+  RAYCOMM_FIELD(ArenaHeader, block_capacity);
+  RAYCOMM_FIELD(ArenaHeader, closed);
+  RAYCOMM_FIELD(ArenaHeader, doorbell.counter);
+  RAYCOMM_FIELD(ArenaHeader, doorbell.sleepers);
+  RAYCOMM_FIELD(ArenaHeader, free_stack);
+  RAYCOMM_FIELD(ArenaHeader, activity);
+  RAYCOMM_FIELD(ArenaHeader, budget_limit);
+  RAYCOMM_FIELD(ArenaHeader, budget_used);
+  RAYCOMM_FIELD(ArenaHeader, loop_state);
+  RAYCOMM_FIELD(RingHeader, slots);
+  RAYCOMM_FIELD(RingHeader, slot_bytes);
+  RAYCOMM_FIELD(RingHeader, reader_count);
+  RAYCOMM_FIELD(RingHeader, channel);
+  RAYCOMM_FIELD(RingHeader, published);
+  RAYCOMM_FIELD(SlotHeader, sequence);
+  RAYCOMM_FIELD(SlotHeader, kind);
+  RAYCOMM_FIELD(SlotHeader, payload_bytes);
+  RAYCOMM_FIELD(SlotHeader, buffer_count);
+  RAYCOMM_FIELD(SlotHeader, block_index);
+  RAYCOMM_FIELD(SlotHeader, block_generation);
+  RAYCOMM_FIELD(SlotHeader, reserved);
+#undef RAYCOMM_FIELD
+  return d;
+}
+
+PyObject* make_exception(nb::module_& m, const char* name, const char* doc, PyObject* base) {
+  const std::string qualified = std::string("raycomm._core.") + name;
+  PyObject* type = PyErr_NewExceptionWithDoc(qualified.c_str(), doc, base, nullptr);
+  if (!type) raise();
+  m.attr(name) = nb::borrow(type);
+  return type;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "Native part of raycomm: atomics, futex waits, rings, block pool and the codec's fast path.";
+  nb::set_leak_warnings(false);  // objects of loops parked at interpreter exit are freed with the process
+  install_fork_counter();
+  g_timed_out = make_exception(m, "TimedOut", "The deadline passed; nothing was read or written.", PyExc_Exception);
+  g_closed = make_exception(m, "Closed", "(reason, process): the arena was closed.", PyExc_Exception);
+  g_pool_full = make_exception(m, "PoolFull", "(wanted, free, limit, errno, {process: bytes held}): no block could be had.", PyExc_Exception);
+  g_misuse = make_exception(m, "Misuse", "Two threads on one endpoint, or use after fork.", PyExc_RuntimeError);
+  nb::exception<ArenaError>(m, "ArenaError", PyExc_OSError);
+
+  m.attr("LAYOUT_VERSION") = kLayoutVersion;
+  m.attr("BLOCK_THRESHOLD") = kBlockThreshold;
+  m.attr("SLOT_HEADER_BYTES") = sizeof(SlotHeader);
+  m.attr("CLOSED_TEARDOWN") = static_cast<uint32_t>(Closed::teardown);
+  m.attr("CLOSED_PEER_DIED") = static_cast<uint32_t>(Closed::peer_died);
+  m.attr("CLOSED_FAILED") = static_cast<uint32_t>(Closed::failed);
+  m.attr("LOOP_NONE") = static_cast<uint32_t>(LoopState::none);
+  m.attr("LOOP_RUNNING") = static_cast<uint32_t>(LoopState::running);
+  m.attr("LOOP_LEFT") = static_cast<uint32_t>(LoopState::left);
+  nb::enum_<AfterClose>(m, "AfterClose").value("DRAIN", AfterClose::drain).value("LEAVE", AfterClose::leave);
+  m.def("layout", &layout);
+  m.def("encode", &encode_value, "value"_a.none());
+  m.def("decode", &decode_value, "payload"_a, "buffers"_a);
+  m.def("stop_others", &GilRelease::stop_others);
+
+  nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots));
+
+  nb::class_<Arena>(m, "Arena")
+      .def_static("create", &create_arena, nb::kw_only(), "process"_a, "rings"_a, "block_capacity"_a, "pool_bytes"_a, "budget_bytes"_a, "nonce"_a,
+                  "spin_us"_a, "yield_us"_a)
+      .def_prop_ro("process", [](const Arena& a) { return a.graph->process(); })
+      .def_prop_ro("fd", [](const Arena& a) { return a.graph->own().fd(); })
+      .def("attach", [](Arena& a, uint32_t process, int pid, int fd, const nb::bytes& nonce) {
+        if (process >= kMaxProcesses) throw nb::value_error("process index out of range");
+        a.graph->add_peer(process, MappingRef(Mapping::attach(pid, fd, nonce_of(nonce))));
+      }, "process"_a, "pid"_a, "fd"_a, "nonce"_a)
+      .def("open_pool", [](Arena& a, uint32_t budget) { a.pool = std::make_shared<Pool>(a.graph->own_ref(), a.graph->peer(budget)); }, "budget_process"_a)
+      .def("close", [](const Arena& a, uint32_t reason, uint32_t process) { a.graph->close_all(static_cast<Closed>(reason), process); }, "reason"_a,
+           "process"_a)
+      .def_prop_ro("closed", [](const Arena& a) {
+        const uint64_t closed = a.graph->closed();
+        return std::pair<uint32_t, uint32_t>(static_cast<uint32_t>(closed), static_cast<uint32_t>(closed >> 32));
+      })
+      .def("alive", [](const Arena& a, uint32_t process) { return a.graph->alive(process); }, "process"_a)
+      .def("look_for_dead", [](const Arena& a) { return a.graph->look_for_dead(); })
+      .def("activity", [](const Arena& a, uint32_t process) {
+        const uint64_t activity = a.graph->peer(process)->header().activity.load(std::memory_order_relaxed);
+        return std::pair<uint32_t, uint32_t>(static_cast<uint32_t>(activity), static_cast<uint32_t>(activity >> 32));
+      }, "process"_a)
+      .def("mark", [](const Arena& a, uint32_t subject) {
+        a.graph->own().header().activity.store(static_cast<uint64_t>(Activity::computing) | uint64_t{subject} << 32, std::memory_order_relaxed);
+      }, "subject"_a)
+      .def("loop_state", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().loop_state.load(std::memory_order_acquire); },
+           "process"_a)
+      .def("set_loop_state", [](const Arena& a, uint32_t state, uint32_t watcher) {
+        a.graph->own().header().loop_state.store(state, std::memory_order_seq_cst);  // ORDER parking: Arena::wait_left looks at it
+        ring_bell(a.graph->peer(watcher)->header().doorbell);
+      }, "state"_a, "watcher"_a)
+      .def("wait_left", [](Arena& a, const std::vector<uint32_t>& processes, double seconds) {
+        const int result = a.wait_left(processes, seconds);
+        check(result >= 0);
+        return result == 1;
+      }, "processes"_a, "timeout"_a)
+      .def_prop_ro("pool_in_use", [](const Arena& a) { return a.pool ? a.pool->in_use() : 0; })
+      .def_prop_ro("pool_committed", [](const Arena& a) { return a.pool ? a.pool->committed() : 0; })
+      .def_prop_ro("budget_used", [](const Arena& a) { return a.graph->own().header().budget_used.load(std::memory_order_relaxed); });
+
+  nb::class_<Writer>(m, "Writer")
+      .def(nb::init<const Arena&, const std::vector<std::pair<uint32_t, std::vector<uint32_t>>>&>(), "arena"_a, "channels"_a)
+      .def("write", [](Writer& w, nb::handle value, double timeout) {
+        PyObject* values[1] = {value.ptr()};
+        check(w.write(values, 1, timeout));
+      }, "value"_a.none(), "timeout"_a = -1.0)
+      .def("write_all", [](Writer& w, const nb::tuple& values, double timeout) {
+        check(w.write(PySequence_Fast_ITEMS(values.ptr()), static_cast<size_t>(PyTuple_GET_SIZE(values.ptr())), timeout));
+      }, "values"_a, "timeout"_a = -1.0)
+      .def("write_failure", [](Writer& w, nb::handle payload, nb::handle buffers, double timeout) {
+        check(w.write_failure(payload.ptr(), buffers.ptr(), timeout));
+      }, "payload"_a, "buffers"_a, "timeout"_a = -1.0)
+      .def_prop_ro("published", &Writer::published);
+
+  nb::class_<Reader>(m, "Reader")
+      .def("__init__", [](Reader* self, const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject) {
+        new (self) Reader(arena, writer, channel, index, after_close, subject, make_buffer);
+      }, "arena"_a, "writer"_a, "channel"_a, "index"_a, "after_close"_a, "subject"_a = 0)
+      .def("read", [](Reader& r, double timeout) { return owned(r.read(timeout)); }, "timeout"_a = -1.0)
+      .def("read_into", [](Reader& r, nb::dict results, double timeout) { check(r.read_into(results.ptr(), timeout)); }, "results"_a, "timeout"_a = -1.0)
+      .def("skip", [](Reader& r, double timeout) { check(r.skip(timeout)); }, "timeout"_a = -1.0)
+      .def_prop_ro("ready", &Reader::ready)
+      .def_prop_ro("taken", &Reader::taken);
+
+  nb::class_<PingPong>(m, "PingPong")
+      .def(nb::init<uint32_t, double, double>(), "parties"_a, "spin_us"_a, "yield_us"_a)
+      .def_prop_ro("fd", &PingPong::fd)
+      .def_static("attach", &PingPong::attach, "pid"_a, "fd"_a, "spin_us"_a, "yield_us"_a)
+      .def("wait", [](PingPong& p, uint32_t party, uint64_t value, double timeout) {
+        bool ok;
+        {
+          GilRelease released;
+          ok = p.wait(party, value, deadline_after(timeout));
+        }
+        return ok;
+      }, "party"_a, "value"_a, "timeout"_a)
+      .def("post", &PingPong::post, "party"_a, "value"_a);
+}
+
+}  // namespace raycomm

@@ -1,0 +1,123 @@
+// Waiting: a short pause-spin, a bounded sched_yield spin, then a park on a futex in slices.
+//
+// Alternatives that lost, all measured (docs/performance.md): parking at once costs 15 us a wake-up; a longer pause-spin starves chains
+// with more processes than cores (366 us a round trip against 10); std::atomic::wait uses the process-private futex, so it never wakes
+// another process; eventfd, pipe and semaphore cost 32 to 52 us a round trip.
+//
+// ORDER parking (a Dekker pair; release/acquire alone loses wake-ups, so all four are seq_cst operations, not fences, which
+// ThreadSanitizer does not see):
+//   peer    stores its cursor (ring.hpp publish, release), then loads doorbell.sleepers   (ring_bell below)
+//   waiter  stores doorbell.sleepers, then loads the cursor again                        (wait_until below)
+#pragma once
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+
+#include "layout.hpp"
+
+namespace raycomm {
+
+inline int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
+}
+
+inline void cpu_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Process-shared futex calls (no FUTEX_PRIVATE_FLAG): the word lies in a memfd that several processes map.
+inline int futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) {
+  timespec t{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
+  return static_cast<int>(syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &t, nullptr, 0));
+}
+inline void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// To call after a seq_cst store that a sleeper on this doorbell may be waiting for.
+inline void ring_bell(Doorbell& bell) {
+  if (bell.sleepers.load(std::memory_order_seq_cst) != 0) {
+    bell.counter.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(bell.counter);
+  }
+}
+
+struct WaitPolicy {
+  int64_t spin_ns = 500;
+  int64_t yield_ns = 100'000;
+  int64_t slice_ns = 200'000'000;  // a park never lasts longer: a lost notice, a signal or a death is seen at its end
+};
+
+inline constexpr int64_t kNoDeadline = INT64_MAX;
+
+enum class Wake { ready, timed_out, slice_ended };
+
+// Remembers how long recent waits took, so that an endpoint whose peer is slow parks soon instead of spinning its window away each time.
+// A wait that lasted longer than kThrottled is not learned from: under a CPU quota it measures the quota, not the peer.
+class RecentWaits {
+ public:
+  int64_t window(const WaitPolicy& policy) const { return average_ns_ <= policy.yield_ns ? policy.yield_ns : policy.yield_ns / 8; }
+  void learn(int64_t waited_ns) {
+    if (waited_ns < kThrottled) average_ns_ += (waited_ns - average_ns_) / 8;
+  }
+
+ private:
+  static constexpr int64_t kThrottled = 20'000'000;
+  int64_t average_ns_ = 0;
+};
+
+// Waits until done() is true, the deadline passes or one slice has ended. done() must use seq_cst loads.
+// The caller has released the GIL. Spurious `slice_ended` are fine: callers look around and call again.
+template <class Done>
+Wake wait_until(const Done& done, Doorbell& bell, const WaitPolicy& policy, RecentWaits& recent, int64_t deadline_ns) {
+  if (done()) return Wake::ready;
+  const int64_t begin = now_ns();
+  if (deadline_ns <= begin) return Wake::timed_out;
+  for (const int64_t until = begin + policy.spin_ns; now_ns() < until;) {
+    for (int i = 0; i < 4; ++i) cpu_pause();
+    if (done()) return Wake::ready;
+  }
+  const int64_t window_end = std::min(begin + recent.window(policy), deadline_ns);
+  for (int64_t now = now_ns(); now < window_end;) {
+    sched_yield();
+    now = now_ns();
+    if (done()) {
+      recent.learn(now - begin);
+      return Wake::ready;
+    }
+  }
+  const uint32_t seen = bell.counter.load(std::memory_order_seq_cst);
+  bell.sleepers.fetch_add(1, std::memory_order_seq_cst);  // ORDER parking: waiter
+  Wake result = Wake::slice_ended;
+  if (done()) {
+    result = Wake::ready;
+  } else {
+    const int64_t now = now_ns();
+    const int64_t left = deadline_ns == kNoDeadline ? policy.slice_ns : std::min(policy.slice_ns, deadline_ns - now);
+    if (left > 0) futex_wait(bell.counter, seen, left);
+  }
+  bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  if (result != Wake::ready && done()) result = Wake::ready;
+  if (result == Wake::ready) {
+    recent.learn(now_ns() - begin);
+    return result;
+  }
+  return now_ns() >= deadline_ns ? Wake::timed_out : Wake::slice_ended;
+}
+
+}  // namespace raycomm

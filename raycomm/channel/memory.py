@@ -1,0 +1,61 @@
+"""How much of this machine a graph may use: memory and processor time, cgroup limits included."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def default_limit() -> int:
+    """Bytes of shared memory a graph may use by default: the smaller of a quarter of the machine's memory and half of what the cgroup leaves.
+
+    Under a cgroup limit the kernel kills instead of refusing memory, so the budget must stay below it.
+    """
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    for directory in _cgroups():
+        top = _number(directory / "memory.max") or _number(directory / "memory.limit_in_bytes")
+        used = _number(directory / "memory.current") or _number(directory / "memory.usage_in_bytes")
+        if top is not None and used is not None:
+            limit = min(limit, max(0, top - used) // 2)
+    return max(limit, 16 << 20) & ~4095
+
+
+def cpu_quota() -> float:
+    """Processors this process may use: the cgroup's quota, or infinite without one (more waiters than cores is the normal case).
+
+    A yield spin under half a core's quota stalled 50 ms, twenty times in two seconds (measured).
+    """
+    quota = float("inf")
+    for directory in _cgroups():
+        try:
+            words = (directory / "cpu.max").read_text().split()
+            if len(words) == 2 and words[0] != "max":
+                quota = min(quota, int(words[0]) / int(words[1]))
+        except (OSError, ValueError):
+            continue
+    return quota
+
+
+def _cgroups() -> list[Path]:
+    """The cgroup directories of this process, from its own up to the root (limits of every level hold)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    directories = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        base = _CGROUP if not controllers else _CGROUP / controllers
+        inside = base / path.lstrip("/")
+        directories += [inside, *[parent for parent in inside.parents if parent == base or base in parent.parents]]
+    return [directory for directory in dict.fromkeys(directories) if directory.is_dir()]
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,138 @@
+"""The shared-memory channel: rings and blocks in one memfd per process and graph (drawn in `_core/layout.hpp`).
+
+`ShmArena` is this process's memory in one graph. Set-up between any processes of one user on one machine:
+
+    mine = ShmArena.create(process=0, rings=[...], options=...)     # in every process
+    mine.attach(peer.process, peer_address)                         # for every peer, told over any secure way
+    writer = mine.writer([RingLayout(...)])                         # ends of channels whose ring lies here
+    reader = mine.reader(writer_process, channel, reader_index)     # ends of channels whose ring lies in a peer's arena
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raycomm.channel import memory
+from raycomm.errors import ChannelError
+from raycomm.options import Options
+
+if sys.platform == "linux":
+    from raycomm import _core
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+ShmWriter: TypeAlias = "_core.Writer"
+ShmReader: TypeAlias = "_core.Reader"
+
+_LINE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a process's arena can be attached. The nonce proves that what is found there is that arena."""
+
+    process: int
+    pid: int
+    fd: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """One channel's ring: `slots` messages of up to `inline_bytes` each without a block, read by the processes `readers`."""
+
+    channel: int
+    slots: int
+    inline_bytes: int
+    readers: tuple[int, ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Slot header and inline bytes, rounded up to a cache line."""
+        wanted = _core.SLOT_HEADER_BYTES + self.inline_bytes
+        return max(2 * _LINE, -(-wanted // _LINE) * _LINE)
+
+
+def slots_for(in_flight: int) -> int:
+    """The ring length, a power of two, at which `in_flight` executions never wait for room."""
+    return 1 << max(1, (in_flight - 1).bit_length())
+
+
+class ShmArena:
+    """This process's shared memory in one graph: owns its rings and blocks, and knows its peers'.
+
+    Use `create`. `close` wakes every waiter of every attached process. The memory itself is unmapped when this object, its readers and writers, and
+    every view of a received block are gone; views stay valid however late that is.
+    """
+
+    BLOCKS = 65536  # entries of the block table: at most so many blocks at once
+
+    def __init__(self, core: _core.Arena, address: Address, rings: Sequence[RingLayout]) -> None:
+        self.core = core
+        self.address = address
+        self._rings = {ring.channel: ring for ring in rings}
+
+    @classmethod
+    def create(cls, process: int, rings: Sequence[RingLayout], options: Options, loops: int) -> ShmArena:
+        """Make the arena of `process`. `loops` is how many processes wait at once on this machine: it decides whether spinning pays.
+
+        Raises:
+            OSError: the memory for header and rings cannot be had.
+        """
+        if sys.platform != "linux":
+            raise ChannelError(f"shared-memory channels need Linux (memfd, futex, pidfd); this is {sys.platform}")
+        limit = options.shm_limit_bytes or memory.default_limit()
+        nonce = secrets.token_bytes(16)
+        throttled = memory.cpu_quota() < loops
+        core = _core.Arena.create(
+            process=process,
+            rings=[(ring.channel, ring.slots, ring.slot_bytes, len(ring.readers)) for ring in rings],
+            block_capacity=cls.BLOCKS,
+            pool_bytes=limit,
+            budget_bytes=limit,
+            nonce=nonce,
+            spin_us=0.0 if throttled else options.spin_us,
+            yield_us=0.0 if throttled else options.yield_us,
+        )
+        return cls(core, Address(process, os.getpid(), core.fd, nonce), rings)
+
+    def attach(self, address: Address) -> None:
+        """Map a peer's arena.
+
+        Raises:
+            OSError (`_core.ArenaError`): it cannot be reached through `/proc`, or is not what was announced.
+        """
+        self.core.attach(address.process, address.pid, address.fd, address.nonce)
+
+    def writer(self, channels: Sequence[int]) -> ShmWriter:
+        """The writing end of one or more of this arena's rings; several are written in one step, all or none."""
+        return _core.Writer(self.core, [(channel, list(self._rings[channel].readers)) for channel in channels])
+
+    def reader(self, writer: int, channel: int, index: int, *, drain: bool, subject: int = 0) -> ShmReader:
+        """The reading end of a ring in `writer`'s arena, as its reader number `index`.
+
+        Args:
+            drain: after a close, first hand out what was published (the driver), instead of leaving at once (a loop).
+            subject: what this process does once a read has returned, shown to others as its activity.
+        """
+        policy = _core.AfterClose.DRAIN if drain else _core.AfterClose.LEAVE
+        return _core.Reader(self.core, writer, channel, index, policy, subject)
+
+    def close(self, reason: int, process: int) -> None:
+        """Close this arena and every attached one, and wake all their waiters. Idempotent: the first reason stays."""
+        self.core.close(reason, process)
+
+    @property
+    def closed(self) -> tuple[int, int]:
+        """(reason, process concerned); reason 0 while open."""
+        return self.core.closed
+
+    def describe(self) -> dict[str, Any]:
+        """What can be compared between processes before anything is attached."""
+        return {"layout": _core.LAYOUT_VERSION, "pid": self.address.pid}

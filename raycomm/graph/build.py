@@ -1,0 +1,240 @@
+"""Root node -> `Graph`: collect the connected component, order its calls, check it, number everything.
+
+The order of calls follows what is known about the order in which they were made: data first, then calls on one actor in the order
+they were bound, then the consumers of one value in the order they were added. Each of these agrees with time, so together they
+have no cycle, and the result is the same for a graph written with raycomm's nodes and with `ray.dag`'s, which record no more.
+
+Every step is a loop over the component (no recursion) and linear in its nodes and edges.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+from raycomm.errors import DeadlockError
+from raycomm.graph import validate
+from raycomm.graph.actor import ActorIdentity
+from raycomm.graph.component import Component
+from raycomm.graph.model import (
+    Actor,
+    CallNode,
+    CallValue,
+    Const,
+    Graph,
+    InputValue,
+    Key,
+    Operand,
+    Position,
+    Projection,
+    ValueRef,
+    Whole,
+)
+from raycomm.graph.nodes import OwnAdapter, projection_of
+from raycomm.graph.views import Adapter, AttributeView, CallView, ElementView, OutputsView, View
+
+_SHORT_ID = 6
+
+
+def build(root: object, adapter: Adapter | None = None, *, reserved_keys: frozenset[str] = frozenset({"timeout"})) -> Graph:
+    """The checked graph that ends in `root`.
+
+    Args:
+        root: the node whose value an execution returns, or the node that lists them.
+        adapter: reads nodes that are not raycomm's own; without it they count as constants.
+        reserved_keys: names that `execute` takes itself and that therefore cannot be input keys.
+
+    Raises:
+        CompileError: the graph breaks a rule; see `raycomm.graph.validate`.
+        DeadlockError: calls depend on each other in a cycle.
+    """
+    adapters: tuple[Adapter, ...] = (OwnAdapter(),) if adapter is None else (OwnAdapter(), adapter)
+    component = _collect(root, adapters)
+    validate.before_ordering(component)
+    calls = _order(component)
+    actors, labels = _name_actors(calls)
+    component.name_calls(calls, labels)
+    validate.after_ordering(component, calls, reserved_keys)
+    return _number(component, calls, actors, labels)
+
+
+def _collect(root: object, adapters: Sequence[Adapter]) -> Component:
+    """Every node connected with `root`, upwards and downwards, in breadth-first order."""
+    component = Component(adapters)
+    validate.root_is_node(component, root)
+    component.root = component.add(root)
+    pending = deque([component.root])
+    while pending:
+        view = pending.popleft()
+        for neighbour in (*_upstream(view), *view.consumers):
+            if component.is_node(neighbour) and not component.has(neighbour):
+                added = component.add(neighbour)
+                # Another list of results is no part of this graph: what only it uses is reported as unused.
+                if not isinstance(added, OutputsView):
+                    pending.append(added)
+    return component
+
+
+def _upstream(view: View) -> tuple[object, ...]:
+    if isinstance(view, CallView):
+        return (*view.args, *(value for _, value in view.kwargs))
+    if isinstance(view, ElementView):
+        return (view.call,)
+    if isinstance(view, AttributeView):
+        return (view.source,)
+    if isinstance(view, OutputsView):
+        return view.items
+    return ()
+
+
+def _order(component: Component) -> list[CallView]:
+    """The calls of the component in the order the module's docstring gives."""
+    calls = [view for view in component.views() if isinstance(view, CallView)]
+    place = {id(view.node): index for index, view in enumerate(calls)}
+    successors: list[list[int]] = [[] for _ in calls]
+    waiting = [0] * len(calls)
+
+    def precede(first: int, then: int) -> None:
+        successors[first].append(then)
+        waiting[then] += 1
+
+    for run in _bind_runs(calls):
+        for first, then in pairwise(run):
+            precede(first, then)
+    for view in component.views():
+        users = [place[id(consumer)] for consumer in view.consumers if id(consumer) in place]
+        for first, then in pairwise(users):
+            if first != then:
+                precede(first, then)
+    for index, view in enumerate(calls):
+        for argument in _upstream(view):
+            producer = component.call_of(argument)
+            if producer is not None:
+                precede(place[id(producer.node)], index)
+
+    ready = deque(index for index, count in enumerate(waiting) if count == 0)
+    order: list[CallView] = []
+    while ready:
+        index = ready.popleft()
+        order.append(calls[index])
+        for then in successors[index]:
+            waiting[then] -= 1
+            if waiting[then] == 0:
+                ready.append(then)
+    if len(order) < len(calls):
+        _raise_cycle([view.label for view in calls], successors, waiting)
+    return order
+
+
+def _bind_runs(calls: list[CallView]) -> list[list[int]]:
+    """Runs of call indices whose relative order `bind` recorded: per handle object, and per actor for raycomm's own nodes."""
+    by_handle: dict[int, list[tuple[int, int]]] = {}
+    by_actor: dict[str, list[tuple[int, int]]] = {}
+    for index, view in enumerate(calls):
+        if view.bind_index is not None:
+            by_handle.setdefault(id(view.actor.handle), []).append((view.bind_index, index))
+        if view.created is not None:
+            by_actor.setdefault(view.actor.key, []).append((view.created, index))
+    return [[index for _, index in sorted(run)] for run in (*by_handle.values(), *by_actor.values())]
+
+
+def _raise_cycle(labels: list[str], successors: list[list[int]], waiting: list[int]) -> None:
+    stuck = {index for index, count in enumerate(waiting) if count > 0}
+    predecessor = {then: first for first in stuck for then in successors[first] if then in stuck}
+    trail: dict[int, None] = {}
+    index = next(iter(predecessor))
+    while index not in trail:
+        trail[index] = None
+        index = predecessor[index]
+    path = list(trail)
+    cycle = tuple(labels[step] for step in reversed(path[path.index(index) :]))
+    remedy = "bind calls in an order in which each one's arguments exist"
+    raise DeadlockError(
+        f"calls wait for each other: {' -> '.join((*cycle, cycle[0]))}; {remedy}", node=cycle[0], remedy=remedy, cycle=cycle
+    )
+
+
+def _name_actors(calls: list[CallView]) -> tuple[tuple[Actor, ...], dict[str, Actor]]:
+    """Actors in order of their first call, and the same by key. A label is the class name, with part of the id if shared."""
+    identities: dict[str, ActorIdentity] = {}
+    for view in calls:
+        identities.setdefault(view.actor.key, view.actor)
+    sharing: dict[str, list[str]] = {}
+    for key, identity in identities.items():
+        sharing.setdefault(identity.class_name, []).append(key)
+    actors: dict[str, Actor] = {}
+    taken: set[str] = set()
+    for index, (key, identity) in enumerate(identities.items()):
+        keys = sharing[identity.class_name]
+        label = identity.class_name if len(keys) == 1 else f"{identity.class_name}#{key[: _distinct_length(keys)]}"
+        if label in taken:  # A class may be named like another one's label.
+            label = f"{label}@{index}"
+        taken.add(label)
+        actors[key] = Actor(index=index, label=label, key=key, handle=identity.handle)
+    return tuple(actors.values()), actors
+
+
+def _distinct_length(keys: list[str]) -> int:
+    length = _SHORT_ID
+    longest = max(map(len, keys))
+    while length < longest and len({key[:length] for key in keys}) < len(keys):
+        length += 1
+    return length
+
+
+def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ...], by_key: dict[str, Actor]) -> Graph:
+    ids = {id(view.node): index for index, view in enumerate(calls)}
+    inputs: dict[Projection, None] = {}
+    constants: list[object] = []
+    constant_places: dict[int, int] = {}
+
+    def value(node: object) -> ValueRef:
+        view = component.view(node)
+        if isinstance(view, CallView):
+            return CallValue(ids[id(view.node)])
+        if isinstance(view, ElementView):
+            return CallValue(ids[id(view.call)], view.index)
+        projection = projection_of(view.key, view.label) if isinstance(view, AttributeView) else Whole()
+        inputs.setdefault(projection)
+        return InputValue(projection)
+
+    def operand(argument: object) -> Operand:
+        if component.is_node(argument):
+            return value(argument)
+        # One object bound twice stays one object in the actor, so constants are told apart by identity, not by equality.
+        if id(argument) not in constant_places:
+            constant_places[id(argument)] = len(constants)
+            constants.append(argument)
+        return Const(constant_places[id(argument)])
+
+    nodes = tuple(
+        CallNode(
+            id=index,
+            actor=by_key[view.actor.key].index,
+            actor_label=by_key[view.actor.key].label,
+            method=view.method,
+            args=tuple(operand(argument) for argument in view.args),
+            kwargs=tuple((name, operand(argument)) for name, argument in view.kwargs),
+            num_returns=view.num_returns,
+        )
+        for index, view in enumerate(calls)
+    )
+    root = component.root
+    single = not isinstance(root, OutputsView)
+    outputs = tuple(value(item) for item in (root.items if isinstance(root, OutputsView) else (root.node,)))
+    return Graph(
+        nodes=nodes,
+        actors=actors,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        single_output=single,
+        input_arity=None
+        if Whole() in inputs
+        else max((part.index + 1 for part in inputs if isinstance(part, Position)), default=0),
+        input_keys=tuple(sorted(part.name for part in inputs if isinstance(part, Key))),
+        constants=tuple(constants),
+    )
+
+
+__all__ = ["Adapter", "build"]

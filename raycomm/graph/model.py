@@ -1,0 +1,118 @@
+"""The graph as data: immutable, free of Ray's objects except for the opaque handles and constants it carries along.
+
+A value has one of two origins: what the caller passes to `execute` (`InputValue`, by projection) or one element of what a call
+returns (`CallValue`). Everything that refers to a value says so by origin, so two mentions of one value compare equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The one positional argument of `execute`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Positional argument `index` of `execute`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Keyword argument `name` of `execute`."""
+
+    name: str
+
+
+Projection: TypeAlias = Whole | Position | Key
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """Operand: `Graph.constants[index]`, the same object in every execution."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputValue:
+    """Value: part of the input of an execution."""
+
+    projection: Projection
+
+
+@dataclass(frozen=True, slots=True)
+class CallValue:
+    """Value: element `element` of what call `node` returns (0 where it returns one value)."""
+
+    node: int
+    element: int = 0
+
+
+ValueRef: TypeAlias = InputValue | CallValue
+Operand: TypeAlias = Const | InputValue | CallValue
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """An actor of the graph. `label` is unique in the graph; `key` identifies the actor, whichever handle object names it."""
+
+    index: int
+    label: str
+    key: str
+    handle: object = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CallNode:
+    """One method call per execution. `actor` indexes `Graph.actors`; `id` is the node's place in `Graph.nodes`."""
+
+    id: int
+    actor: int
+    actor_label: str
+    method: str
+    args: tuple[Operand, ...]
+    kwargs: tuple[tuple[str, Operand], ...]
+    num_returns: int
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Positional operands, then keyword operands."""
+        return self.args + tuple(operand for _, operand in self.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A checked graph.
+
+    Attributes:
+        nodes: calls in an order that respects data and, on each actor, the order in which they were bound.
+        actors: in order of their first call.
+        inputs: distinct projections that calls or outputs use, in order of first use.
+        outputs: one value per result; a value may appear more than once.
+        single_output: True where the root is one node, so `execute` gives one ref instead of a list.
+        input_arity: how many positional arguments `execute` takes; None where the whole input is used.
+        input_keys: keyword arguments of `execute`, sorted.
+        constants: what `Const` operands refer to; kept out of comparison and repr, for they may be tensors.
+    """
+
+    nodes: tuple[CallNode, ...]
+    actors: tuple[Actor, ...]
+    inputs: tuple[Projection, ...]
+    outputs: tuple[ValueRef, ...]
+    single_output: bool
+    input_arity: int | None
+    input_keys: tuple[str, ...]
+    constants: tuple[object, ...] = field(compare=False, repr=False)
+
+    @property
+    def handles(self) -> Mapping[int, object]:
+        """Actor index -> actor handle, as one of the nodes held it."""
+        return MappingProxyType({actor.index: actor.handle for actor in self.actors})

@@ -1,0 +1,378 @@
+"""Node classes that users write, and `bind`, which makes a call node from an actor method.
+
+    with InputNode() as inp:
+        x = bind(w1.forward, inp[0], scale=inp.scale)
+        left, right = bind(w2.split.options(num_returns=2), x)
+    out = MultiOutputNode([left, right])
+
+A node holds its arguments; of its consumers it only keeps weak references and labels, so dropping the last node of a graph frees
+the graph at once, actor handles included. The label of a consumer outlives it: a call that was bound and dropped is reported when
+the graph is compiled, instead of silently not being run.
+
+Nodes stay in the process that made them. They pickle to a refusal, not to an error, because Ray's own `bind` pickles its
+arguments to look for its nodes, which is how a raycomm node may be an argument there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import NoReturn, Self
+
+from raycomm.errors import CompileError
+from raycomm.graph.actor import ActorIdentity, ActorMethodView, read_method, take_bind_index
+from raycomm.graph.containers import nested_nodes
+from raycomm.graph.model import Key, Position, Projection
+from raycomm.graph.views import AttributeView, CallView, ElementView, InputView, OutputsView, TransportHint, View
+
+# Numbers nodes in order of creation. Identity only: nothing is looked up by it and nothing depends on where it starts.
+_creation = itertools.count()
+
+# Creation number, bind index and place among the consumers of an argument must agree, also when two threads bind.
+_numbering = threading.Lock()
+
+# An InputNode has no length, so `list(inp)` would not end; zip(inp, actors) is common and stays far below.
+_ITERATION_LIMIT = 4096
+
+
+class Node:
+    """Base of all nodes. Compares and hashes by identity; cannot leave its process."""
+
+    __slots__ = ("__weakref__", "_consumers", "_created")
+
+    def __init__(self) -> None:
+        self._created = next(_creation)
+        # Per consumer: a weak reference, its number, and the label to report when it is gone (None: its absence is no loss).
+        self._consumers: list[tuple[weakref.ref[Node], int, str | None]] = []
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _refuse_unpickling, (repr(self),)
+
+
+class _ValueNode(Node):
+    """A node that stands for a value."""
+
+    __slots__ = ("_hint",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hint: TransportHint | None = None
+
+    def with_tensor_transport(
+        self,
+        transport: object = "auto",
+        device: str = "default",
+        _static_shape: bool = False,
+        _direct_return: bool = False,
+    ) -> Self:
+        """Record how tensors in this value should travel; returns the node itself.
+
+        The names are checked when the graph is compiled. `_static_shape` and `_direct_return` are promises that Ray's transports
+        make use of; the transports of this version need neither.
+        """
+        self._hint = TransportHint(transport, device, _static_shape, _direct_return)
+        return self
+
+
+class InputNode(_ValueNode):
+    """The input of each execution: whole as `inp`, in parts as `inp[0]`, `inp["key"]` or `inp.key`.
+
+    Only parts that are bound to a call count. Attributes that start with an underscore are not input keys, so that probes by
+    debuggers, notebooks and copying make no parts; such a key is reached with `inp["_key"]`, as is one named like a method here.
+
+    Raises:
+        CompileError: it was given arguments.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        if args or kwargs:
+            raise CompileError(
+                f"InputNode takes no arguments, got {len(args) + len(kwargs)}; pass the values to execute(...) instead",
+                node="InputNode",
+                argument=next(iter(kwargs), "0"),
+                remedy="pass the values to execute(...)",
+            )
+        super().__init__()
+        self._parts: dict[int | str, InputAttributeNode] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+    def __getitem__(self, key: int | str) -> InputAttributeNode:
+        projection = projection_of(key, "InputNode")
+        name = projection.name if isinstance(projection, Key) else projection.index
+        if name not in self._parts:
+            self._parts[name] = InputAttributeNode(self, name)
+        return self._parts[name]
+
+    def __getattr__(self, name: str) -> InputAttributeNode:
+        if name.startswith("_"):
+            raise AttributeError(f"InputNode has no attribute {name!r}; use inp[{name!r}] for an input key of that name")
+        return self[name]
+
+    def __iter__(self) -> Iterator[InputAttributeNode]:
+        for index in range(_ITERATION_LIMIT):
+            yield self[index]
+        raise CompileError(
+            "InputNode has no length, so iterating over it does not end; use inp[0], inp[1], ... or zip it with a list",
+            node="InputNode",
+            remedy="use inp[i], or zip it with a list",
+        )
+
+    def __repr__(self) -> str:
+        return f"InputNode({self._created})"
+
+
+class InputAttributeNode(_ValueNode):
+    """One positional or keyword argument of `execute`; made by subscripting an `InputNode`."""
+
+    __slots__ = ("key", "source")
+
+    def __init__(self, source: InputNode, key: int | str) -> None:
+        super().__init__()
+        self.source = source
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"{self.source!r}[{self.key!r}]"
+
+
+class MethodNode(_ValueNode):
+    """One call of an actor method per execution; made by `bind`.
+
+    Attributes: `actor` (the handle and who it names), `method`, `args`, `kwargs`, `num_returns`.
+    """
+
+    __slots__ = ("_bind_index", "actor", "args", "kwargs", "method", "num_returns")
+
+    def __init__(
+        self,
+        actor: ActorIdentity,
+        method: str,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        num_returns: int,
+    ) -> None:
+        producers: list[object] = []
+        for argument in (*args, *kwargs.values()):
+            # A node inside a container is an error when compiled, but only if this call is found from the rest of the graph.
+            producers.extend([argument] if is_own(argument) else (node for node, _ in nested_nodes(argument, is_own)))
+        self.actor = actor
+        self.method = method
+        self.args = args
+        self.kwargs = kwargs
+        self.num_returns = num_returns
+        with _numbering:
+            super().__init__()
+            self._bind_index = take_bind_index(actor.handle)
+            for producer in producers:
+                _register(producer, self, f"{actor.class_name}.{method}")
+
+    def __repr__(self) -> str:
+        return f"MethodNode({self.actor.class_name}.{self.method}, {self._created})"
+
+
+class MethodOutputNode(_ValueNode):
+    """Element `index` of what `call` returns; `bind` makes one for each of several returns."""
+
+    __slots__ = ("call", "index")
+
+    def __init__(self, call: MethodNode, index: int) -> None:
+        super().__init__()
+        self.call = call
+        self.index = index
+        # No label: taking one of two returns is fine, and dropping both drops the call, which has its own label.
+        _register(call, self, None)
+
+    def __repr__(self) -> str:
+        return f"{self.call!r}[{self.index}]"
+
+
+class MultiOutputNode(Node):
+    """The results of a graph, in order. Compile it; it is no value and cannot be an argument.
+
+    Raises:
+        CompileError: `nodes` is neither a list nor a tuple.
+    """
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: Sequence[object]) -> None:
+        if not isinstance(nodes, (list, tuple)):
+            remedy = "write MultiOutputNode([a, b])"
+            text = f"MultiOutputNode takes a list or tuple of nodes, got a value of type {type(nodes).__name__}; {remedy}"
+            raise CompileError(text, node="MultiOutputNode", argument="nodes", remedy=remedy)
+        super().__init__()
+        # Not registered with its nodes: a list of results that is not compiled has no say in what is.
+        self.nodes: tuple[object, ...] = tuple(nodes)
+
+    def __repr__(self) -> str:
+        return f"MultiOutputNode({len(self.nodes)} results)"
+
+
+def bind(method: object, /, *args: object, **kwargs: object) -> MethodNode | tuple[MethodOutputNode, ...]:
+    """A node that calls `method`, a method of an actor handle, in each execution.
+
+    Arguments are nodes (raycomm's or, where an adapter is used to compile, `ray.dag`'s) or constants; at least one must be a node
+    when the graph is compiled. The order of `bind` calls on an actor is the order in which it runs them.
+
+    Returns:
+        The node, or one node per returned value where the method has ``num_returns > 1``.
+
+    Raises:
+        CompileError: not a method of a created actor, arguments that do not fit its signature, or returns that cannot be counted.
+    """
+    view = read_method(method)
+    _check_signature(view, args, kwargs)
+    num_returns = view.num_returns
+    if isinstance(num_returns, bool) or not isinstance(num_returns, int) or num_returns < 1:
+        remedy = "return the values together, or set num_returns to the number of values with method.options(num_returns=n)"
+        raise CompileError(
+            f"bind: {view.label} has num_returns={num_returns!r}, but a graph needs a fixed number of at least 1; {remedy}",
+            node=view.label,
+            argument="num_returns",
+            remedy=remedy,
+        )
+    node = MethodNode(view.actor, view.method, args, dict(kwargs), num_returns)
+    if num_returns == 1:
+        return node
+    return tuple(MethodOutputNode(node, index) for index in range(num_returns))
+
+
+def projection_of(key: object, label: str) -> Position | Key:
+    """`key` of ``inp[key]`` as a projection.
+
+    Raises:
+        CompileError: neither text nor an integer of at least 0; a bool is no integer here.
+    """
+    if isinstance(key, str):
+        return Key(key)
+    if not isinstance(key, bool):
+        try:
+            index = operator.index(key)  # type: ignore[arg-type]
+        except TypeError:
+            index = -1
+        if index >= 0:
+            return Position(index)
+    remedy = "use a position of at least 0, as in inp[0], or a name, as in inp['x']"
+    raise CompileError(
+        f"{label}: {key!r:.80} is no part of an input; {remedy}", node=label, argument=f"{key!r:.80}", remedy=remedy
+    )
+
+
+def is_own(value: object) -> bool:
+    """Whether `value` is a raycomm node."""
+    return isinstance(value, Node)
+
+
+class OwnAdapter:
+    """Reads raycomm's own nodes. Stateless."""
+
+    def recognises(self, value: object) -> bool:
+        """Whether `value` is a raycomm node."""
+        return isinstance(value, Node)
+
+    def describe(self, node: object) -> View:
+        """The view of a raycomm node."""
+        assert isinstance(node, Node)
+        alive: list[object] = []
+        dropped: list[tuple[int, str]] = []
+        for reference, created, lost_label in node._consumers:
+            consumer = reference()
+            if consumer is not None:
+                alive.append(consumer)
+            elif lost_label is not None:
+                dropped.append((created, lost_label))
+        if isinstance(node, MethodNode):
+            return CallView(
+                node=node,
+                label=f"{node.actor.class_name}.{node.method}",
+                hint=node._hint,
+                consumers=tuple(alive),
+                dropped=tuple(dropped),
+                actor=node.actor,
+                method=node.method,
+                args=node.args,
+                kwargs=tuple(node.kwargs.items()),
+                num_returns=node.num_returns,
+                bind_index=node._bind_index,
+                created=node._created,
+            )
+        label = repr(node)
+        if isinstance(node, InputNode):
+            # Parts come first: whether any of them is used shows when they are walked.
+            consumers = (*node._parts.values(), *alive)
+            return InputView(node=node, label=label, hint=node._hint, consumers=consumers, dropped=tuple(dropped))
+        if isinstance(node, InputAttributeNode):
+            return AttributeView(
+                node=node,
+                label=label,
+                hint=node._hint,
+                consumers=tuple(alive),
+                dropped=tuple(dropped),
+                source=node.source,
+                key=node.key,
+            )
+        if isinstance(node, MethodOutputNode):
+            return ElementView(
+                node=node,
+                label=label,
+                hint=node._hint,
+                consumers=tuple(alive),
+                dropped=tuple(dropped),
+                call=node.call,
+                index=node.index,
+            )
+        assert isinstance(node, MultiOutputNode)
+        return OutputsView(node=node, label="MultiOutputNode", items=node.nodes)
+
+
+def _register(producer: object, consumer: Node, lost_label: str | None) -> None:
+    assert isinstance(producer, Node)
+    producer._consumers.append((weakref.ref(consumer), consumer._created, lost_label))
+
+
+def _check_signature(view: ActorMethodView, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    if view.signature is None:
+        return
+    try:
+        view.signature.bind(*args, **kwargs)
+    except TypeError as mismatch:
+        # Types, not values: an argument may be a tensor or a node, whose text tells nothing here.
+        given = ", ".join(
+            [*(type(arg).__name__ for arg in args), *(f"{name}={type(arg).__name__}" for name, arg in kwargs.items())]
+        )
+        remedy = f"pass arguments that fit {view.method}{view.signature}"
+        raise CompileError(
+            f"bind: {view.label}{view.signature} was given ({given}): {mismatch}; {remedy}",
+            node=view.label,
+            argument=str(mismatch),
+            remedy=remedy,
+        ) from None
+
+
+def _refuse_unpickling(label: str) -> NoReturn:
+    raise TypeError(f"{label} is a node of a raycomm graph and cannot leave its process or be copied; pass it to bind directly")
+
+
+__all__ = [
+    "InputAttributeNode",
+    "InputNode",
+    "MethodNode",
+    "MethodOutputNode",
+    "MultiOutputNode",
+    "Node",
+    "OwnAdapter",
+    "Projection",
+    "bind",
+    "is_own",
+    "projection_of",
+]

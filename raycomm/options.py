@@ -1,0 +1,149 @@
+"""Settings of a compiled graph: one frozen dataclass, and the only reader of ``RAYCOMM_*`` environment variables.
+
+| option | unit | default | meaning |
+|---|---|---|---|
+| `max_inflight` | executions | 10 | submitted and not yet finished; a further `execute` waits for room |
+| `max_buffered_results` | executions | 1000 | finished results kept at the driver; above it `CapacityExceededError` |
+| `submit_timeout` | seconds | None | limit of `execute`; None or -1: no limit, 0: try once |
+| `get_timeout` | seconds | None | limit of `get`; None or -1: no limit, 0: try once |
+| `compile_timeout` | seconds | None | limit of `compile`; None or -1: no limit |
+| `teardown_timeout` | seconds | 30 | limit of `teardown` |
+| `inline_bytes` | bytes | 1024 | a message up to this size travels in its ring slot, a larger one in a block |
+| `shm_limit_bytes` | bytes | see below | budget of shared memory for all processes of the graph on this machine together |
+| `spin_us` | microseconds | 0.5 | pause-spin before anything else |
+| `yield_us` | microseconds | 100 | upper bound of the adaptive `sched_yield` spin before a waiter parks |
+| `name` | text | made up | the graph's name in messages |
+
+`shm_limit_bytes` defaults to the smaller of a quarter of the machine's memory and half of what the cgroup leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from raycomm.errors import CompileError
+
+
+def _limit(text: str) -> float | None:
+    return None if text.strip().lower() in ("", "none") else float(text)
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "max_inflight": int,
+    "max_buffered_results": int,
+    "submit_timeout": _limit,
+    "get_timeout": _limit,
+    "compile_timeout": _limit,
+    "teardown_timeout": float,
+    "inline_bytes": int,
+    "shm_limit_bytes": int,
+    "spin_us": float,
+    "yield_us": float,
+    "name": str,
+}
+
+# Ray's spellings of the same settings (`experimental_compile`), accepted by `raycomm.compile`.
+RAY_SPELLINGS: Mapping[str, str] = {
+    "_submit_timeout": "submit_timeout",
+    "_max_inflight_executions": "max_inflight",
+    "_max_buffered_results": "max_buffered_results",
+    "_buffer_size_bytes": "inline_bytes",
+}
+
+_MAX_INLINE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Settings of one graph; see the module's table. Immutable; `Options.load` fills in the environment."""
+
+    max_inflight: int = 10
+    max_buffered_results: int = 1000
+    submit_timeout: float | None = None
+    get_timeout: float | None = None
+    compile_timeout: float | None = None
+    teardown_timeout: float = 30.0
+    inline_bytes: int = 1024
+    shm_limit_bytes: int | None = None
+    spin_us: float = 0.5
+    yield_us: float = 100.0
+    name: str | None = None
+
+    @classmethod
+    def load(cls, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Options:
+        """The options of one graph: `given` wins over ``RAYCOMM_*`` in `environ` (default: this process's), which wins over defaults.
+
+        Raises:
+            CompileError: an unknown option, or a value outside its range; the message names it and its source.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for name, parse in _PARSERS.items():
+            variable = f"RAYCOMM_{name.upper()}"
+            if variable in environ:
+                try:
+                    values[name] = parse(environ[variable])
+                except ValueError:
+                    raise CompileError(
+                        f"environment variable {variable}={environ[variable]!r} is not a valid value for option {name!r}; "
+                        f"correct it or unset it",
+                        argument=variable,
+                        remedy="correct or unset the variable",
+                    ) from None
+        for name, value in given.items():
+            plain = RAY_SPELLINGS.get(name, name)
+            if plain not in _PARSERS:
+                known = ", ".join(sorted(_PARSERS))
+                raise CompileError(f"unknown option {name!r}; known options are: {known}", argument=name, remedy=f"use one of: {known}")
+            if plain in given and plain != name:
+                raise CompileError(f"option {plain!r} was given twice, also as {name!r}; keep one", argument=name, remedy="keep one")
+            # Ray's buffer size is a whole channel's; here only what stays inline is bounded by it.
+            values[plain] = min(value, _MAX_INLINE) if name == "_buffer_size_bytes" and isinstance(value, int) else value
+        return replace(cls(), **values)
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("max_inflight", 1, 4096),
+            ("max_buffered_results", 1, 1 << 30),
+            ("inline_bytes", 64, _MAX_INLINE),
+        ):
+            _check_int(name, getattr(self, name), low, high)
+        if self.shm_limit_bytes is not None:
+            _check_int("shm_limit_bytes", self.shm_limit_bytes, 1 << 20, 1 << 46)
+        for name in ("submit_timeout", "get_timeout", "compile_timeout"):
+            value = getattr(self, name)
+            if value is not None:
+                check_limit(name, value)
+        for name in ("teardown_timeout", "spin_us", "yield_us"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+                raise CompileError(f"option {name}={value!r} must be a finite number of at least 0", argument=name)
+        if self.name is not None and (not isinstance(self.name, str) or not self.name):
+            raise CompileError(f"option name={self.name!r} must be a non-empty string", argument="name")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the set-up message, so that actors use the driver's settings and not their own environment."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def check_limit(name: str, value: Any) -> float:
+    """`value` as a time limit in seconds: -1 is no limit, 0 is "try once".
+
+    Raises:
+        ValueError: another negative number, NaN, or no number at all (as `CompileError`, which is one).
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or (value < 0 and value != -1):
+        raise CompileError(
+            f"{name}={value!r} is not a time limit: give seconds of at least 0, 0 to try once, or -1 or None for no limit",
+            argument=name,
+        )
+    return float(value)
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise CompileError(f"option {name}={value!r} must be an integer from {low} to {high}", argument=name, remedy="correct it")

@@ -1,0 +1,55 @@
+"""What each process does, as data: made from a graph, checked, printed, read back. Imports neither Ray nor torch."""
+
+from raycomm.plan.actions import (
+    Action,
+    ActorPlan,
+    Argument,
+    Channel,
+    Compute,
+    Constant,
+    FromChannel,
+    FromInput,
+    Input,
+    Output,
+    Plan,
+    Process,
+    Read,
+    Register,
+    Release,
+    Signature,
+    Write,
+)
+from raycomm.plan.arguments import check_arguments, project, split_arguments
+from raycomm.plan.lowering import lower
+from raycomm.plan.placement import Placement, Transport, place
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
+
+__all__ = [
+    "Action",
+    "ActorPlan",
+    "Argument",
+    "Channel",
+    "Compute",
+    "Constant",
+    "FromChannel",
+    "FromInput",
+    "Input",
+    "Output",
+    "Placement",
+    "Plan",
+    "Process",
+    "Read",
+    "Register",
+    "Release",
+    "Signature",
+    "Transport",
+    "Write",
+    "check_arguments",
+    "lower",
+    "parse_plan",
+    "place",
+    "project",
+    "split_arguments",
+    "verify",
+]

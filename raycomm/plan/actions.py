@@ -1,0 +1,238 @@
+"""A plan: for each actor the list of actions it repeats, and what moves between processes. Immutable data with a text form.
+
+`plan.to_text()` gives text for people, one statement a line, and `raycomm.plan.text.parse_plan` reads it back to an equal plan:
+
+    plan "demo"
+    signature whole
+    process 0 "driver"
+    process 1 "Worker"
+    channel 0 "input" 0 -> 1
+    channel 1 "Worker.forward#0" 1 -> 0
+    input whole -> channel 0
+    output channel 1
+    returns one
+    actor 1 registers 2
+      r0 = read 0
+      r1 = 0:forward(r0, scale=c0)
+      write 1 from r1
+      release r0, r1
+
+A register is a place in the loop's list of values; `c0` is constant 0 of the graph. Names appear bare where they are plain
+identifiers and as JSON strings otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from raycomm.graph.model import Key, Position, Projection, Whole
+
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of the graph. Index 0 is the driver, index i + 1 is actor i of the graph."""
+
+    index: int
+    label: str
+
+    def __str__(self) -> str:
+        return f"process {self.index} {json.dumps(self.label)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A value that leaves its process: `readers` are the other processes that use it, each once, ascending; never the writer."""
+
+    id: int
+    value: str
+    writer: int
+    readers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"channel {self.id} {json.dumps(self.value)} {self.writer} -> {_list(self.readers)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Argument: the value in a register."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"r{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Argument: constant `index` of the graph."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"c{self.index}"
+
+
+Argument: TypeAlias = Register | Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Take the next value of a channel into a register."""
+
+    channel: int
+    register: int
+
+    def __str__(self) -> str:
+        return f"r{self.register} = read {self.channel}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Call a method. `node` is the call's id in the graph; `outputs` holds one register per returned value."""
+
+    node: int
+    method: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    outputs: tuple[int, ...]
+
+    def __str__(self) -> str:
+        given = [*map(str, self.args), *(f"{name_text(name)}={argument}" for name, argument in self.kwargs)]
+        return f"{_registers(self.outputs)} = {self.node}:{name_text(self.method)}({', '.join(given)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Publish registers on channels, pairwise. All values of one call that leave the process are in one such action."""
+
+    channels: tuple[int, ...]
+    registers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"write {_list(self.channels)} from {_registers(self.registers)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Forget the values of registers, which may then be used again."""
+
+    registers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"release {_registers(self.registers)}"
+
+
+Action: TypeAlias = Read | Compute | Write | Release
+
+
+@dataclass(frozen=True, slots=True)
+class ActorPlan:
+    """What one actor repeats, on `registers` registers."""
+
+    process: Process
+    actions: tuple[Action, ...]
+    registers: int
+
+    def __str__(self) -> str:
+        head = f"actor {self.process.index} registers {self.registers}"
+        return "\n".join([head, *(f"  {action}" for action in self.actions)])
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The driver writes this part of the arguments of `execute` to a channel."""
+
+    channel: int
+    projection: Projection
+
+    def __str__(self) -> str:
+        return f"input {projection_text(self.projection)} -> channel {self.channel}"
+
+
+@dataclass(frozen=True, slots=True)
+class FromChannel:
+    """A result that the driver reads from a channel; two results may name one channel, which is read once."""
+
+    channel: int
+
+    def __str__(self) -> str:
+        return f"output channel {self.channel}"
+
+
+@dataclass(frozen=True, slots=True)
+class FromInput:
+    """A result that is part of the arguments of the same execution and never leaves the driver."""
+
+    projection: Projection
+
+    def __str__(self) -> str:
+        return f"output input {projection_text(self.projection)}"
+
+
+Output: TypeAlias = FromChannel | FromInput
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What `execute` takes: the whole input (`arity` None, one positional argument), or `arity` positional ones and `keys`."""
+
+    arity: int | None
+    keys: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.arity is None and not self.keys:
+            return "signature whole"
+        return " ".join(["signature", "whole" if self.arity is None else str(self.arity), *map(name_text, self.keys)])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything the runtime does, except for the values of constants, which stay in the graph."""
+
+    name: str
+    processes: tuple[Process, ...]
+    channels: tuple[Channel, ...]
+    actors: tuple[ActorPlan, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    single_output: bool
+    signature: Signature
+
+    def to_text(self) -> str:
+        """The text form; `parse_plan` reads it back."""
+        lines: list[object] = [f"plan {json.dumps(self.name)}", self.signature, *self.processes, *self.channels, *self.inputs]
+        lines += [*self.outputs, f"returns {'one' if self.single_output else 'list'}", *self.actors]
+        return "\n".join(map(str, lines)) + "\n"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+def name_text(name: str) -> str:
+    """`name` bare where it is a plain identifier, else as a JSON string."""
+    return name if _BARE.match(name) else json.dumps(name)
+
+
+def projection_text(projection: Projection) -> str:
+    """Text form of a projection inside a plan."""
+    match projection:
+        case Whole():
+            return "whole"
+        case Position(index):
+            return f"position {index}"
+        case Key(name):
+            return f"key {json.dumps(name)}"
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _registers(numbers: Iterable[int]) -> str:
+    return ", ".join(f"r{number}" for number in numbers)

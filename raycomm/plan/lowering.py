@@ -1,0 +1,144 @@
+"""`Graph` -> `Plan`. Pure.
+
+Each actor's list follows the graph's order of calls, which is one order for all actors and puts every call after those it uses.
+So the lists have no cycle of waits by construction (`verify` checks it anyway). Around each call: the channels it is the first
+to need, the call, one write of all that leaves, and the release of what nobody needs any more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from raycomm.graph.model import CallNode, CallValue, Const, Graph, InputValue, Key, Operand, Position, Projection, ValueRef
+from raycomm.plan.actions import (
+    Action,
+    ActorPlan,
+    Argument,
+    Channel,
+    Compute,
+    Constant,
+    FromChannel,
+    FromInput,
+    Input,
+    Output,
+    Plan,
+    Process,
+    Read,
+    Register,
+    Release,
+    Signature,
+    Write,
+)
+from raycomm.plan.placement import DRIVER, Transport, place
+
+
+def lower(graph: Graph, name: str) -> Plan:
+    """The plan of `graph`, called `name` in messages."""
+    channels: list[Channel] = []
+    channel_of: dict[ValueRef, int] = {}
+    for placement in place(graph):
+        if placement.transport is not Transport.REFERENCE:
+            channel_of[placement.value] = len(channels)
+            text = value_text(graph, placement.value)
+            channels.append(Channel(len(channels), text, placement.writer, placement.readers))
+    processes = (Process(DRIVER, "driver"), *(Process(actor.index + 1, actor.label) for actor in graph.actors))
+    inputs = tuple(Input(channel, value.projection) for value, channel in channel_of.items() if isinstance(value, InputValue))
+    outputs: tuple[Output, ...] = tuple(
+        FromInput(value.projection) if isinstance(value, InputValue) else FromChannel(channel_of[value])
+        for value in graph.outputs
+    )
+    return Plan(
+        name=name,
+        processes=processes,
+        channels=tuple(channels),
+        actors=_actor_plans(graph, processes[1:], channel_of),
+        inputs=inputs,
+        outputs=outputs,
+        single_output=graph.single_output,
+        signature=Signature(graph.input_arity, graph.input_keys),
+    )
+
+
+def value_text(graph: Graph, value: ValueRef) -> str:
+    """What messages call a value: ``input.key``, ``W1.forward#3``, ``W1.split#4[1]``."""
+    if isinstance(value, InputValue):
+        return _input_text(value.projection)
+    node = graph.nodes[value.node]
+    element = f"[{value.element}]" if node.num_returns > 1 else ""
+    return f"{node.actor_label}.{node.method}#{node.id}{element}"
+
+
+def _input_text(projection: Projection) -> str:
+    match projection:
+        case Position(index):
+            return f"input[{index}]"
+        case Key(name):
+            return f"input.{name}" if name.isidentifier() else f"input[{json.dumps(name)}]"
+        case _:
+            return "input"
+
+
+def _actor_plans(graph: Graph, processes: tuple[Process, ...], channel_of: Mapping[ValueRef, int]) -> tuple[ActorPlan, ...]:
+    calls: list[list[CallNode]] = [[] for _ in processes]
+    for node in graph.nodes:
+        calls[node.actor].append(node)
+    return tuple(_actor_plan(process, nodes, channel_of) for process, nodes in zip(processes, calls, strict=True))
+
+
+def _actor_plan(process: Process, nodes: list[CallNode], channel_of: Mapping[ValueRef, int]) -> ActorPlan:
+    last_use = {value: node.id for node in nodes for value in _values(node)}
+    registers = _Registers()
+    actions: list[Action] = []
+    for node in nodes:
+        used = _values(node)
+        for value in used:
+            if value not in registers.of:
+                actions.append(Read(channel_of[value], registers.take(value)))
+        made = tuple(CallValue(node.id, element) for element in range(node.num_returns))
+        args = tuple(_argument(operand, registers.of) for operand in node.args)
+        kwargs = tuple((name, _argument(operand, registers.of)) for name, operand in node.kwargs)
+        actions.append(Compute(node.id, node.method, args, kwargs, tuple(registers.take(value) for value in made)))
+        leaving = tuple(value for value in made if value in channel_of)
+        if leaving:
+            # Before anything local uses the value: others wait for it, this actor does not.
+            actions.append(Write(tuple(channel_of[value] for value in leaving), tuple(registers.of[value] for value in leaving)))
+        done = [value for value in used if last_use[value] == node.id]
+        done += [value for value in made if value not in last_use]
+        if done:
+            actions.append(Release(tuple(sorted(registers.give_back(value) for value in done))))
+    return ActorPlan(process, tuple(actions), registers.count)
+
+
+@dataclass(slots=True)
+class _Registers:
+    """Registers in use by value; the lowest free number is used again first."""
+
+    of: dict[ValueRef, int] = field(default_factory=dict)
+    count: int = 0
+    _free: list[int] = field(default_factory=list)
+
+    def take(self, value: ValueRef) -> int:
+        if self._free:
+            number = heapq.heappop(self._free)
+        else:
+            number = self.count
+            self.count += 1
+        self.of[value] = number
+        return number
+
+    def give_back(self, value: ValueRef) -> int:
+        number = self.of.pop(value)
+        heapq.heappush(self._free, number)
+        return number
+
+
+def _values(node: CallNode) -> tuple[ValueRef, ...]:
+    """The distinct values that a call uses, in order."""
+    return tuple(dict.fromkeys(operand for operand in node.operands if not isinstance(operand, Const)))
+
+
+def _argument(operand: Operand, registers: Mapping[ValueRef, int]) -> Argument:
+    return Constant(operand.index) if isinstance(operand, Const) else Register(registers[operand])

@@ -1,0 +1,120 @@
+"""A plan run by plain Python, with FIFO queues for channels and actors that take turns at random."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raycomm.graph import CallNode, Const, Graph, InputValue, Operand
+from raycomm.plan import Compute, FromInput, Plan, Read, Register, Release, Write, project, split_arguments
+
+Arguments = tuple[Sequence[object], Mapping[str, object]]
+
+
+def symbolic(node: int, element: int, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """What element `element` of call `node` is: a term that shows everything it was made from."""
+    return (node, element, tuple(args), tuple(sorted(kwargs.items())))
+
+
+def evaluate(graph: Graph, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
+    """The outputs of one execution, straight from the graph."""
+    made: dict[tuple[int, int], object] = {}
+
+    def value(operand: Operand) -> object:
+        if isinstance(operand, Const):
+            return graph.constants[operand.index]
+        if isinstance(operand, InputValue):
+            return project(operand.projection, args, kwargs)
+        return made[operand.node, operand.element]
+
+    def call(node: CallNode) -> None:
+        given = [value(operand) for operand in node.args]
+        named = {name: value(operand) for name, operand in node.kwargs}
+        for element in range(node.num_returns):
+            made[node.id, element] = symbolic(node.id, element, given, named)
+
+    for node in graph.nodes:
+        call(node)
+    return [value(output) for output in graph.outputs]
+
+
+def interpret(plan: Plan, constants: Sequence[object], executions: Sequence[Arguments], rng: random.Random) -> list[list[object]]:
+    """The outputs of each execution. Everything is submitted at once, and actors advance one action at a time in random order.
+
+    Raises:
+        AssertionError: no actor can advance although work is left, or a value is left behind.
+    """
+    queues = {(channel.id, reader): deque[Any]() for channel in plan.channels for reader in channel.readers}
+
+    def publish(channel: int, value: object) -> None:
+        for reader in plan.channels[channel].readers:
+            queues[channel, reader].append(value)
+
+    for args, kwargs in executions:
+        for item, value in zip(plan.inputs, split_arguments(plan, args, kwargs), strict=True):
+            publish(item.channel, value)
+    actors = [_Actor(plan, place, constants, queues, publish, len(executions)) for place in range(len(plan.actors))]
+    active = [actor for actor in actors if not actor.finished()]
+    while active:
+        ready = [actor for actor in active if actor.can_step()]
+        assert ready, "no actor can advance"
+        rng.choice(ready).step()
+        active = [actor for actor in active if not actor.finished()]
+    results: list[list[object]] = []
+    for args, kwargs in executions:
+        taken = {channel: queues[channel, 0].popleft() for channel, reader in queues if reader == 0}
+        results.append(
+            [
+                project(output.projection, args, kwargs) if isinstance(output, FromInput) else taken[output.channel]
+                for output in plan.outputs
+            ]
+        )
+    assert not any(queues.values()), "a value was left in a channel"
+    return results
+
+
+class _Actor:
+    def __init__(self, plan: Plan, place: int, constants: Sequence[object], queues: Any, publish: Any, executions: int) -> None:
+        self._plan = plan.actors[place]
+        self._process = place + 1
+        self._constants = constants
+        self._queues = queues
+        self._publish = publish
+        self._left = executions
+        self._next = 0
+        self._registers: dict[int, object] = {}
+
+    def finished(self) -> bool:
+        return self._left == 0
+
+    def can_step(self) -> bool:
+        action = self._plan.actions[self._next]
+        return not isinstance(action, Read) or bool(self._queues[action.channel, self._process])
+
+    def step(self) -> None:
+        match self._plan.actions[self._next]:
+            case Read(channel, register):
+                self._registers[register] = self._queues[channel, self._process].popleft()
+            case Compute(node, _, args, kwargs, outputs):
+                given = [self._value(argument) for argument in args]
+                named = {name: self._value(argument) for name, argument in kwargs}
+                for element, register in enumerate(outputs):
+                    self._registers[register] = symbolic(node, element, given, named)
+            case Write(channels, registers):
+                for channel, register in zip(channels, registers, strict=True):
+                    self._publish(channel, self._registers[register])
+            case Release(registers):
+                for register in registers:
+                    del self._registers[register]
+        self._next += 1
+        if self._next == len(self._plan.actions):
+            assert not self._registers, "a register was left full"
+            self._next = 0
+            self._left -= 1
+
+    def _value(self, argument: object) -> object:
+        if isinstance(argument, Register):
+            return self._registers[argument.index]
+        return self._constants[argument.index]  # type: ignore[attr-defined]

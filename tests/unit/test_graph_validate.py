@@ -1,0 +1,297 @@
+"""Rules of a graph: each violation names the node and a remedy."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from raycomm.errors import CompileError, DeadlockError
+from raycomm.graph import InputNode, MultiOutputNode, bind, build
+from raycomm.graph.actor import read_actor
+from raycomm.graph.views import CallView, InputView, View
+from tests.unit.stub_actors import actor
+
+
+def refused(root: object, message: str, *, node: str | None, remedy: str) -> CompileError:
+    """`build(root)` is refused with `message` (a pattern), for `node`, with `remedy` also in the text."""
+    with pytest.raises(CompileError, match=message) as caught:
+        build(root)
+    error = caught.value
+    assert error.node == node
+    assert error.remedy is not None
+    assert remedy in error.remedy
+    assert str(error).endswith(error.remedy)
+    if node is not None:
+        assert node in str(error)
+    return error
+
+
+@dataclass
+class Box:
+    content: object
+
+
+@dataclass
+class SlottedBox:
+    __slots__ = ("content",)
+    content: object
+
+
+@pytest.mark.parametrize("root", [None, 3, "x", (), object()])
+def test_root_must_be_a_node(root: object) -> None:
+    refused(root, "compile takes a node", node=None, remedy="MultiOutputNode")
+
+
+def test_root_may_not_be_the_tuple_that_bind_returns() -> None:
+    refused(bind(actor().split, InputNode()), "value of type tuple", node=None, remedy="MultiOutputNode")
+
+
+def test_no_input() -> None:
+    w = actor("W1")
+    root = bind(w.forward, bind(w.scale, 1))
+    refused(root, "no InputNode leads to node W1.forward", node="W1.forward", remedy="bind the first calls to an InputNode")
+
+
+def test_call_without_node_argument() -> None:
+    w, v = actor("W1"), actor("W2")
+    inp = InputNode()
+    lonely = bind(w.scale, 1, offset=2)
+    refused(
+        bind(v.join, inp, lonely), "W1.scale has no node among its arguments", node="W1.scale", remedy="InputNode or another node"
+    )
+
+
+def test_graph_without_calls() -> None:
+    inp = InputNode()
+    refused(inp, "calls no actor", node=repr(inp), remedy="bind the input")
+    refused(MultiOutputNode([inp[0]]), "calls no actor", node="MultiOutputNode", remedy="bind the input")
+
+
+def test_two_inputs_are_both_named() -> None:
+    w, v = actor("W1"), actor("W2")
+    one, two = InputNode(), InputNode()
+    error = refused(bind(v.join, bind(w.forward, one), two.x), "2 InputNodes", node=repr(two), remedy="use one InputNode")
+    assert f"{one!r} (used by W1.forward)" in str(error)
+    assert f"{two!r} (used by W2.join)" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "path"),
+    [
+        (lambda node: [node], "[0]"),
+        (lambda node: (1, node), "[1]"),
+        (lambda node: {"k": node}, "['k']"),
+        (lambda node: {node: 1}, "key"),
+        (lambda node: {node}, "{...}"),
+        (lambda node: frozenset([node]), "{...}"),
+        (lambda node: deque([node]), "[0]"),
+        (lambda node: Box(node), ".content"),
+        (lambda node: SlottedBox(node), ".content"),
+        (lambda node: [{"a": (0, Box([node]))}], "[0]['a'][1].content[0]"),
+    ],
+)
+@pytest.mark.parametrize("keyword", [False, True])
+def test_node_inside_a_container(wrap: Callable[[object], object], path: str, keyword: bool) -> None:
+    w, v = actor("W1"), actor("W2")
+    inp = InputNode()
+    x = bind(w.forward, inp)
+    # A later plain argument must not hide the nested node.
+    root = bind(v.join, inp, box=wrap(x), z=1) if keyword else bind(v.join, inp, wrap(x), 1)
+    error = refused(root, "contains node W1.forward", node="W2.join", remedy="not inside any container")
+    assert error.argument == ("box" if keyword else "1")
+    assert f"at {path}" in str(error)
+
+
+def test_stray_call_with_a_nested_node_is_found() -> None:
+    w = actor("W1")
+    x = bind(w.forward, InputNode())
+    stray = bind(w.join, [x])
+    refused(x, "contains node W1.forward", node="W1.join", remedy="container")
+    assert stray is not None
+
+
+def test_walk_into_constants_ends() -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    graph = build(bind(actor().join, InputNode(), loop, list(range(100_000))))
+    assert graph.constants[0] is loop
+
+
+def test_unused_calls_are_counted_and_named() -> None:
+    w, v = actor("W1"), actor("W2")
+    inp = InputNode()
+    x = bind(w.forward, inp)
+    strays = [bind(v.scale, x), bind(v.join, bind(w.scale, inp))]
+    error = refused(x, "2 calls lead to no result: ", node="W2.scale", remedy="add them to MultiOutputNode")
+    assert "W2.join" in str(error)
+    assert len(strays) == 2
+
+
+def test_call_that_was_bound_and_dropped_is_unused() -> None:
+    w, v = actor("W1"), actor("W2")
+    x = bind(w.forward, InputNode())
+    bind(v.join, x, x)
+    gone = "W2.join (its node is gone)"
+    refused(x, re.escape(f"1 calls lead to no result: {gone}; add them"), node=gone, remedy="MultiOutputNode")
+
+
+def test_one_element_of_two_is_enough() -> None:
+    w = actor("W1")
+    first, second = bind(w.split, InputNode())
+    assert build(second).nodes[0].num_returns == 2
+    del first
+    assert build(second).nodes[0].num_returns == 2
+
+
+def test_several_returns_are_used_by_element() -> None:
+    w = actor("W1")
+    first, _ = bind(w.split, InputNode())
+    refused(bind(w.forward, first.call), "W1.split as one value, but it returns 2", node="W1.split", remedy="use its elements")
+
+
+def test_whole_and_parts_do_not_mix() -> None:
+    w, v = actor("W1"), actor("W2")
+    inp = InputNode()
+    refused(
+        bind(v.join, bind(w.forward, inp), inp[0]),
+        r"used whole by W1.forward and in parts \(inp\[0\]\) by W2.join",
+        node="W2.join",
+        remedy="parts everywhere",
+    )
+    inp = InputNode()
+    refused(
+        MultiOutputNode([bind(w.forward, inp.x), inp]),
+        "used whole by the results",
+        node="W1.forward",
+        remedy="whole input everywhere",
+    )
+
+
+def test_reserved_input_key() -> None:
+    w = actor("W1")
+    inp = InputNode()
+    node = bind(w.forward, inp.timeout)
+    error = refused(node, "'timeout', used by W1.forward", node="W1.forward", remedy="another name")
+    assert error.argument == "timeout"
+    assert build(node, reserved_keys=frozenset()).input_keys == ("timeout",)
+
+
+def test_results() -> None:
+    w = actor("W1")
+    x = bind(w.forward, InputNode())
+    refused(MultiOutputNode([]), "MultiOutputNode is empty", node="MultiOutputNode", remedy="at least one node")
+    error = refused(MultiOutputNode([x, 3]), "result 1 is a value of type int", node="MultiOutputNode", remedy="list nodes only")
+    assert error.argument == "1"
+    refused(MultiOutputNode([bind(w.split, x)]), "result 0 is a value of type tuple", node="MultiOutputNode", remedy="unpack")
+
+
+def test_results_must_be_a_list() -> None:
+    x = bind(actor("W1").forward, InputNode())
+    for wrong in (x, {x}, "ab", None, iter([x])):
+        with pytest.raises(CompileError, match=r"takes a list or tuple of nodes.*write MultiOutputNode\(\[a, b\]\)") as caught:
+            MultiOutputNode(wrong)  # type: ignore[arg-type]
+        assert caught.value.node == "MultiOutputNode"
+
+
+def test_results_do_not_nest() -> None:
+    x = bind(actor("W1").forward, InputNode())
+    inner = MultiOutputNode([x])
+    refused(MultiOutputNode([inner, x]), "result 0 is itself a MultiOutputNode", node="MultiOutputNode", remedy="outer one")
+
+
+def test_results_are_no_argument() -> None:
+    w = actor("W1")
+    inp = InputNode()
+    out = MultiOutputNode([bind(w.forward, inp)])
+    refused(bind(w.join, inp, out), "argument 1 of node W1.join is a MultiOutputNode", node="W1.join", remedy="one by one")
+
+
+def test_results_that_are_not_compiled_do_not_count() -> None:
+    w = actor("W1")
+    inp = InputNode()
+    x, y = bind(w.forward, inp), bind(w.scale, inp)
+    other = MultiOutputNode([x, y])
+    refused(x, "1 calls lead to no result: W1.scale", node="W1.scale", remedy="MultiOutputNode")
+    refused(MultiOutputNode([x]), "1 calls lead to no result: W1.scale", node="W1.scale", remedy="MultiOutputNode")
+    assert len(build(other).outputs) == 2
+
+
+@pytest.mark.parametrize("transport", ["nccl", "accelerator", "gloo", None, object()])
+@pytest.mark.parametrize("place", ["call", "element", "input", "part"])
+def test_transports(transport: object, place: str) -> None:
+    w, v = actor("W1"), actor("W2")
+    inp = InputNode()
+    first, _ = bind(w.split, inp if place == "input" else inp.x)
+    root = bind(v.forward, first)
+    target, name = {
+        "call": (root, "W2.forward"),
+        "element": (first, "W1.split[0]"),
+        "input": (inp, repr(inp)),
+        "part": (inp.x, f"{inp!r}['x']"),
+    }[place]
+    assert target.with_tensor_transport("shm") is target
+    assert build(root)
+    assert target.with_tensor_transport(transport, _static_shape=True) is target
+    text = f"transport {transport!r} of node {name}: GPU edges are not available in this version; use 'auto' or 'shm'"
+    if isinstance(transport, str):
+        refused(root, re.escape(text), node=name, remedy="use 'auto' or 'shm'")
+    else:
+        refused(root, "GPU edges", node=name, remedy="use 'auto' or 'shm'")
+
+
+def test_devices() -> None:
+    node = bind(actor("W1").forward, InputNode())
+    for device in ("default", "cpu"):
+        assert build(node.with_tensor_transport(device=device))
+    for device in ("gpu", "cuda", "tpu", None):
+        node.with_tensor_transport(device=device)  # type: ignore[arg-type]
+        refused(node, f"device {device!r} of node W1.forward", node="W1.forward", remedy="'default' or 'cpu'")
+
+
+def test_a_repeated_method_is_named_with_its_number() -> None:
+    w = actor("W1")
+    x = bind(w.forward, InputNode())
+    y = bind(w.forward, x).with_tensor_transport("nccl")
+    refused(bind(w.forward, y), "node W1.forward#1:", node="W1.forward#1", remedy="shm")
+
+
+class CyclicAdapter:
+    """Calls that use each other, which neither library's nodes can express."""
+
+    def __init__(self) -> None:
+        self.worker = actor("W1")
+        self.links: dict[str, list[str]] = {"a": ["in", "c"], "b": ["a"], "c": ["b"], "d": ["c"]}
+        self.names = {name: name for name in (*self.links, "in")}
+
+    def recognises(self, value: object) -> bool:
+        return isinstance(value, str) and value in self.names
+
+    def describe(self, node: Any) -> View:
+        if node == "in":
+            return InputView(node=self.names["in"], label="in")
+        identity = read_actor(self.worker)
+        assert identity is not None
+        args = tuple(self.names[name] for name in self.links[node])
+        return CallView(node=self.names[node], label=node, actor=identity, method=node, args=args, kwargs=(), num_returns=1)
+
+
+def test_cycle_is_named() -> None:
+    adapter = CyclicAdapter()
+    with pytest.raises(DeadlockError, match="calls wait for each other") as caught:
+        build(adapter.names["d"], adapter)
+    assert sorted(caught.value.cycle) == ["a", "b", "c"]
+    cycle = caught.value.cycle
+    for step, name in enumerate(cycle):
+        assert cycle[step - 1] in adapter.links[name]  # Each one uses the one before it.
+    assert caught.value.remedy
+
+
+def test_the_same_graph_without_its_cycle_is_built() -> None:
+    adapter = CyclicAdapter()
+    adapter.links["a"] = ["in"]
+    assert [node.method for node in build(adapter.names["d"], adapter).nodes] == ["a", "b", "c", "d"]
