@@ -102,12 +102,12 @@ def main(
         print("interrupted: nothing was written", file=sys.stderr)
         raise typer.Exit(130) from None
 
-    console.print(report.results_table(results))
+    report.show(console, report.results_table(results))
     if rivals is Rivals.RAY:
         measured = {result["row"] for result in results}
         verdicts = [verdict for verdict in judge(results) if verdict.row in measured]
         if any(row in RATIOS for row in measured):
-            console.print(report.ratios_table(verdicts))
+            report.show(console, report.ratios_table(verdicts))
     if json is not None:
         report.write_json(json, machine, results)
         console.print(f"written: {json}", markup=False)

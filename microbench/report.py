@@ -23,6 +23,7 @@ from microbench.harness import Measurement, Result, Turn
 from microbench.targets import SCHEMA, Verdict
 
 MEASURED_WIDTH = 48  # columns; an error's whole text was printed when it happened
+TABLE_WIDTH = 120  # columns a table needs at the least
 PLAIN_WIDTH = 140  # columns where the output is no terminal and has no width of its own
 
 
@@ -82,6 +83,14 @@ def make_console(stderr: bool = False) -> Console:
     """A console that does not fold its lines at 80 columns when it writes to a file or a pipe."""
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=PLAIN_WIDTH)
+
+
+def show(console: Console, table: Table) -> None:
+    """Prints a table in full: on a narrow terminal its lines fold, since a figure cut short is a wrong figure."""
+    width = console.width
+    console.width = max(width, TABLE_WIDTH)
+    console.print(table)
+    console.width = width
 
 
 class LiveProgress:

@@ -41,9 +41,10 @@ uint8_t code_of_format(const char* format, Py_ssize_t item_bytes) {
     case 'e': return 3;
     case 'f': return 2;
     case 'd': return 1;
-    case 'b': case 'h': case 'i': case 'l': case 'q':
+    // Not 'q' and 'Q': numpy keeps long long apart from long, and so does the format (array.py describes it by name).
+    case 'b': case 'h': case 'i': case 'l':
       return item_bytes == 1 ? 5 : item_bytes == 2 ? 6 : item_bytes == 4 ? 7 : item_bytes == 8 ? 8 : 0;
-    case 'B': case 'H': case 'I': case 'L': case 'Q':
+    case 'B': case 'H': case 'I': case 'L':
       return item_bytes == 1 ? 9 : item_bytes == 2 ? 10 : item_bytes == 4 ? 11 : item_bytes == 8 ? 12 : 0;
     default: return 0;
   }

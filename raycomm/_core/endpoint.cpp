@@ -1,5 +1,6 @@
 #include "endpoint.hpp"
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -7,7 +8,7 @@
 
 namespace raycomm {
 
-PyObject *g_timed_out = nullptr, *g_closed = nullptr, *g_pool_full = nullptr, *g_misuse = nullptr;
+PyObject *g_timed_out = nullptr, *g_closed = nullptr, *g_pool_full = nullptr, *g_misuse = nullptr, *g_overfull = nullptr;
 
 namespace {
 
@@ -60,7 +61,31 @@ Waited wait_in_slices(const Neighbourhood& graph, RecentWaits& recent, int64_t d
   }
 }
 
+// A forked child must not touch the parent's rings.
+bool in_its_process(const Neighbourhood& graph) {
+  if (graph.own().made_under() == fork_epoch()) return true;
+  PyErr_SetString(g_misuse, "this graph belongs to the process that compiled it, and this one was forked from it; compile a graph here, or start processes with spawn");
+  return false;
+}
+
 }  // namespace
+
+template <class Served>
+Queue::Entered Queue::enter(int64_t deadline, const Served& served) {
+  if (mutex_.try_lock()) return Entered::yes;
+  for (;;) {
+    bool entered;
+    {
+      GilRelease released;
+      const int64_t slice = std::min<int64_t>(20'000'000, deadline == kNoDeadline ? INT64_MAX : std::max<int64_t>(0, deadline - now_ns()));
+      entered = mutex_.try_lock_for(std::chrono::nanoseconds(slice));
+    }
+    if (entered) return Entered::yes;
+    if (served()) return Entered::timed_out;
+    if (PyErr_CheckSignals() != 0) return Entered::raised;
+    if (now_ns() >= deadline) return Entered::timed_out;
+  }
+}
 
 int64_t deadline_after(double seconds) {
   if (seconds < 0) return kNoDeadline;
@@ -150,11 +175,9 @@ bool Writer::stage_and_publish() {
   return true;
 }
 
-bool Writer::write(PyObject* const* values, size_t count, double seconds) {
-  Turn turn(busy_, graph_->own().made_under(), "a channel's writing end");
-  if (!turn) return false;
+bool Writer::write_now(PyObject* const* values, size_t count, int64_t deadline) {
   if (count != rings_.size()) return PyErr_Format(g_misuse, "%zu values for %zu channels", count, rings_.size()), false;
-  if (!wait_for_room(deadline_after(seconds))) return false;
+  if (!wait_for_room(deadline)) return false;
   bool ok = true;
   for (size_t i = 0; ok && i < count; ++i) {
     encoders_[i]->reset(rings_[i].inline_begin(), rings_[i].inline_bytes());
@@ -163,6 +186,44 @@ bool Writer::write(PyObject* const* values, size_t count, double seconds) {
   ok = ok && stage_and_publish();
   for (auto& encoder : encoders_) encoder->reset(nullptr, 0);
   return ok;
+}
+
+bool Writer::write(PyObject* const* values, size_t count, double seconds) {
+  Turn turn(busy_, graph_->own().made_under(), "a channel's writing end");
+  return turn && write_now(values, count, deadline_after(seconds));
+}
+
+int Writer::submit(PyObject* const* values, size_t count, PyObject* refs, const std::vector<const Reader*>& outputs, uint64_t in_flight_limit,
+                   double seconds) {
+  static PyObject* const index_name = PyUnicode_InternFromString("_index");
+  const int64_t deadline = deadline_after(seconds);
+  if (!in_its_process(*graph_)) return -1;
+  switch (queue_.enter(deadline, [] { return false; })) {
+    case Queue::Entered::raised: return -1;
+    case Queue::Entered::timed_out: return PyErr_SetNone(g_timed_out), -1;
+    case Queue::Entered::yes: break;
+  }
+  int result = 0;
+  const uint64_t index = published();
+  uint64_t finished = index;
+  for (const Reader* output : outputs) finished = std::min(finished, output->taken());
+  if (index - finished < in_flight_limit) {
+    const auto number = [&](PyObject* value) {
+      bool ok = value != nullptr;
+      for (Py_ssize_t i = 0; ok && i < PyTuple_GET_SIZE(refs); ++i) ok = PyObject_SetAttr(PyTuple_GET_ITEM(refs, i), index_name, value) == 0;
+      Py_XDECREF(value);
+      return ok;
+    };
+    result = number(PyLong_FromUnsignedLongLong(index)) && write_now(values, count, deadline) ? 1 : -1;
+    if (result < 0 && published() == index) {  // nothing was published: the refs stand for nothing
+      PyObject *type, *value, *trace;
+      PyErr_Fetch(&type, &value, &trace);
+      number(PyLong_FromLong(-1));
+      PyErr_Restore(type, value, trace);
+    }
+  }
+  queue_.leave();
+  return result;
 }
 
 bool Writer::write_failure(PyObject* payload, PyObject* buffers, double seconds) {
@@ -182,14 +243,14 @@ bool Writer::write_failure(PyObject* payload, PyObject* buffers, double seconds)
 Reader::Reader(const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject, BufferFactory make_buffer)
     : graph_(arena.graph), ring_(*graph_, writer, channel, index), decoder_(make_buffer), after_close_(after_close), subject_(subject) {}
 
-bool Reader::wait_ready(double seconds) {
+bool Reader::wait_ready(int64_t deadline) {
   if (after_close_ == AfterClose::leave) {
     if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), false;
   }
   if (!ring_.ready()) {
     set_activity(*graph_, Activity::reading, ring_.channel());
     const Waited waited =
-        wait_in_slices(*graph_, recent_, deadline_after(seconds), [this] { return ring_.ready() || graph_->closed() != 0; });
+        wait_in_slices(*graph_, recent_, deadline, [this] { return ring_.ready() || graph_->closed() != 0; });
     if (waited == Waited::raised) return false;
     if (!ring_.ready()) {
       if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), false;
@@ -202,34 +263,88 @@ bool Reader::wait_ready(double seconds) {
 
 PyObject* Reader::read(double seconds) {
   Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
-  if (!turn || !wait_ready(seconds)) return nullptr;
+  if (!turn || !wait_ready(deadline_after(seconds))) return nullptr;
   ring_.open(message_);
   PyObject* value = decoder_.decode(message_, ring_);
   if (value || !decoder_.interrupted()) ring_.close(message_);
   return value;
 }
 
-bool Reader::read_into(PyObject* results, double seconds) {
-  Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
-  if (!turn || !wait_ready(seconds)) return false;
+bool Reader::fetch_one(PyObject* results, PyObject* unwanted, int64_t deadline) {
+  if (!wait_ready(deadline)) return false;
   ring_.open(message_);
-  PyObject* value = decoder_.decode(message_, ring_);
-  if (!value) {
-    if (!decoder_.interrupted()) ring_.close(message_);
-    return false;
-  }
-  // Stored first, then taken: an interrupt can fall between neither.
   PyObject* key = PyLong_FromUnsignedLongLong(ring_.taken());
-  const bool stored = key && PyDict_SetItem(results, key, value) == 0;
-  Py_XDECREF(key);
-  Py_DECREF(value);
-  ring_.close(message_);
+  if (!key) return false;
+  const auto given_up = [&] { return PySet_GET_SIZE(unwanted) != 0 && PySet_Discard(unwanted, key) == 1; };
+  if (!decoder_.interrupted() && given_up()) {
+    ring_.discard(message_);
+    Py_DECREF(key);
+    return true;
+  }
+  PyObject* value = decoder_.decode(message_, ring_);
+  if (!value && !decoder_.interrupted()) {
+    // Whoever asks for this execution gets the error; the ones behind it are not in its way.
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace) PyException_SetTraceback(error, trace);
+    PyObject* function = codec_function("undecodable");
+    value = function ? PyObject_CallFunctionObjArgs(function, error, key, nullptr) : nullptr;
+    Py_XDECREF(function);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+  }
+  const bool stored = value && PyDict_SetItem(results, key, value) == 0;
+  if (stored) {
+    if (given_up()) PyDict_DelItem(results, key);  // its ref died while it was being decoded
+    ring_.close(message_);
+  }
+  Py_XDECREF(value);
+  Py_DECREF(key);
   return stored;
+}
+
+int Reader::fetch(PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds) {
+  PyObject* key = PyLong_FromUnsignedLongLong(index);
+  if (!key) return -1;
+  const int64_t deadline = deadline_after(seconds);
+  const auto there = [&] { return PyDict_Contains(results, key) == 1; };
+  int result = -1;
+  for (bool done = false; !done;) {
+    if (there()) {
+      result = 1;
+      break;
+    }
+    if (taken() > index) {
+      result = 0;
+      break;
+    }
+    if (!in_its_process(*graph_)) break;
+    const auto entered = queue_.enter(deadline, [&] { return there() || taken() > index; });
+    if (entered == Queue::Entered::raised) break;
+    if (entered == Queue::Entered::timed_out) {
+      if (there() || taken() > index) continue;
+      PyErr_SetNone(g_timed_out);
+      break;
+    }
+    if (!there() && taken() <= index) {
+      if (taken() != index && static_cast<size_t>(PyDict_GET_SIZE(results)) >= limit) {
+        PyErr_SetNone(g_overfull);
+        done = true;
+      } else {
+        done = !fetch_one(results, unwanted, deadline);
+      }
+    }
+    queue_.leave();
+  }
+  Py_DECREF(key);
+  return result;
 }
 
 bool Reader::skip(double seconds) {
   Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
-  if (!turn || !wait_ready(seconds)) return false;
+  if (!turn || !wait_ready(deadline_after(seconds))) return false;
   ring_.open(message_);
   ring_.discard(message_);
   return true;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "decode.hpp"
@@ -14,7 +15,7 @@
 namespace raycomm {
 
 // Raised to Python; runtime/channel code turns them into errors that name graph, edge and execution.
-extern PyObject *g_timed_out, *g_closed, *g_pool_full, *g_misuse;
+extern PyObject *g_timed_out, *g_closed, *g_pool_full, *g_misuse, *g_overfull;
 
 // What a reader does once its own arena is closed: the driver still takes what was published, a loop leaves at once.
 enum class AfterClose { drain, leave };
@@ -36,6 +37,20 @@ class Turn {
   bool held_ = false;
 };
 
+// For the driver, where any thread may come: waits for its turn, up to the deadline, in slices so that signals are seen.
+// All of it is native because Ctrl-C can strike between any two Python instructions, and a lock taken there would stay taken.
+class Queue {
+ public:
+  enum class Entered { yes, timed_out, raised };
+  // `served()` is asked with the GIL held after each slice; true: there is nothing left to wait for (counts as timed_out).
+  template <class Served>
+  Entered enter(int64_t deadline, const Served& served);
+  void leave() { mutex_.unlock(); }
+
+ private:
+  std::timed_mutex mutex_;
+};
+
 class Arena {
  public:
   explicit Arena(std::shared_ptr<Neighbourhood> graph) : graph(std::move(graph)) {}
@@ -47,19 +62,26 @@ class Arena {
   int wait_left(const std::vector<uint32_t>& processes, double seconds);
 };
 
+class Reader;
+
 // Writes one value to one ring, or several values to several rings in one step (all of them or none).
 class Writer {
  public:
   Writer(const Arena& arena, const std::vector<std::pair<uint32_t, std::vector<uint32_t>>>& channels);
 
   bool write(PyObject* const* values, size_t count, double seconds);           // false: Python error set, nothing published
+  // The driver's write: any thread, in order. Sets attribute `_index` of every ref before anything is published, so that a ref that is lost
+  // to an interrupt still knows what to give up. 1: published; 0: `in_flight_limit` executions are under way; -1: Python error set.
+  int submit(PyObject* const* values, size_t count, PyObject* refs, const std::vector<const Reader*>& outputs, uint64_t in_flight_limit, double seconds);
   bool write_failure(PyObject* payload, PyObject* buffers, double seconds);    // the same failure to every ring
   uint64_t published() const { return rings_.front().published(); }
   size_t size() const { return rings_.size(); }
 
  private:
+  bool write_now(PyObject* const* values, size_t count, int64_t deadline);
   bool wait_for_room(int64_t deadline);
   bool stage_and_publish();
+  Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;
   std::shared_ptr<Pool> pool_;
   std::vector<RingWriter> rings_;
@@ -74,13 +96,18 @@ class Reader {
   Reader(const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject, BufferFactory make_buffer);
 
   PyObject* read(double seconds);                                // new reference; null: Python error set
-  bool read_into(PyObject* results, double seconds);             // results[taken()] = value, and only then the cursor moves
+  // The driver's read: any thread. Takes messages into `results` (a dict by execution) until `index` is among them; what is in the set
+  // `unwanted` is skipped. Stored first, then taken, so that an interrupt loses nothing. At most `limit` results are kept.
+  // 1: results[index] is there; 0: it was taken before; -1: Python error set.
+  int fetch(PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds);
   bool skip(double seconds);                                     // takes one message without decoding it
   bool ready() const { return ring_.ready(); }
   uint64_t taken() const { return ring_.taken(); }
 
  private:
-  bool wait_ready(double seconds);
+  bool wait_ready(int64_t deadline);
+  bool fetch_one(PyObject* results, PyObject* unwanted, int64_t deadline);
+  Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;
   RingReader ring_;
   Decoder decoder_;

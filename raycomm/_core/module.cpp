@@ -146,6 +146,7 @@ NB_MODULE(_core, m) {
   g_timed_out = make_exception(m, "TimedOut", "The deadline passed; nothing was read or written.", PyExc_Exception);
   g_closed = make_exception(m, "Closed", "(reason, process): the arena was closed.", PyExc_Exception);
   g_pool_full = make_exception(m, "PoolFull", "(wanted, free, limit, errno, {process: bytes held}): no block could be had.", PyExc_Exception);
+  g_overfull = make_exception(m, "Overfull", "As many results as allowed are kept already.", PyExc_Exception);
   g_misuse = make_exception(m, "Misuse", "Two threads on one endpoint, or use after fork.", PyExc_RuntimeError);
   nb::exception<ArenaError>(m, "ArenaError", PyExc_OSError);
 
@@ -215,6 +216,14 @@ NB_MODULE(_core, m) {
       .def("write_all", [](Writer& w, const nb::tuple& values, double timeout) {
         check(w.write(PySequence_Fast_ITEMS(values.ptr()), static_cast<size_t>(PyTuple_GET_SIZE(values.ptr())), timeout));
       }, "values"_a, "timeout"_a = -1.0)
+      .def("submit", [](Writer& w, const nb::tuple& values, const nb::tuple& refs, const nb::tuple& outputs, uint64_t in_flight_limit, double timeout) {
+        std::vector<const Reader*> readers;
+        for (nb::handle output : outputs) readers.push_back(nb::cast<const Reader*>(output));
+        const int result = w.submit(PySequence_Fast_ITEMS(values.ptr()), static_cast<size_t>(PyTuple_GET_SIZE(values.ptr())), refs.ptr(), readers,
+                                    in_flight_limit, timeout);
+        check(result >= 0);
+        return result == 1;
+      }, "values"_a, "refs"_a, "outputs"_a, "in_flight_limit"_a, "timeout"_a)
       .def("write_failure", [](Writer& w, nb::handle payload, nb::handle buffers, double timeout) {
         check(w.write_failure(payload.ptr(), buffers.ptr(), timeout));
       }, "payload"_a, "buffers"_a, "timeout"_a = -1.0)
@@ -225,7 +234,11 @@ NB_MODULE(_core, m) {
         new (self) Reader(arena, writer, channel, index, after_close, subject, make_buffer);
       }, "arena"_a, "writer"_a, "channel"_a, "index"_a, "after_close"_a, "subject"_a = 0)
       .def("read", [](Reader& r, double timeout) { return owned(r.read(timeout)); }, "timeout"_a = -1.0)
-      .def("read_into", [](Reader& r, nb::dict results, double timeout) { check(r.read_into(results.ptr(), timeout)); }, "results"_a, "timeout"_a = -1.0)
+      .def("fetch", [](Reader& r, nb::dict results, nb::set unwanted, uint64_t index, size_t limit, double timeout) {
+        const int result = r.fetch(results.ptr(), unwanted.ptr(), index, limit, timeout);
+        check(result >= 0);
+        return result == 1;
+      }, "results"_a, "unwanted"_a, "index"_a, "limit"_a, "timeout"_a)
       .def("skip", [](Reader& r, double timeout) { check(r.skip(timeout)); }, "timeout"_a = -1.0)
       .def_prop_ro("ready", &Reader::ready)
       .def_prop_ro("taken", &Reader::taken);

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
@@ -43,6 +43,8 @@ class Failure:
         traceback: the formatted traceback, causes and contexts included.
         origin: the label of the node that raised.
         execution: the index of the execution.
+        wire: the message it arrived in. Passing a failure on sends that again: a process on the way may not have the
+            exception's class, and must not strip it of its type for those behind it.
     """
 
     exception: BaseException | None
@@ -51,6 +53,7 @@ class Failure:
     traceback: str
     origin: str
     execution: int
+    wire: tuple[bytes, list[bytes]] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def capture(cls, exception: BaseException, origin: str, execution: int) -> Failure:
@@ -68,6 +71,9 @@ def encode_failure(failure: Failure) -> tuple[bytes, list[memoryview]]:
     Raises:
         SerializationError: a field other than the exception cannot be sent.
     """
+    if failure.wire is not None:
+        payload, copies = failure.wire
+        return payload, [memoryview(copy) for copy in copies]
     form, body, buffers = _encode_exception(failure.exception, failure.message)
     texts = (failure.type_name, failure.message, failure.traceback, failure.origin)
     try:
@@ -99,7 +105,12 @@ def decode_failure(payload: Buffer, buffers: Sequence[Buffer] = ()) -> Failure:
         exception = _decode_exception(form, body, views)
     except Exception:
         exception = None
-    return Failure(exception, kind, text, trace, origin, execution)
+    return Failure(exception, kind, text, trace, origin, execution, (bytes(data), [bytes(view) for view in views]))
+
+
+def undecodable(error: BaseException, execution: int) -> Failure:
+    """The failure of an execution whose result arrived but cannot be decoded here."""
+    return Failure.capture(error, "decoding the result", execution)
 
 
 def _encode_exception(exception: BaseException | None, message: str) -> tuple[int, bytes, list[memoryview]]:

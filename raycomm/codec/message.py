@@ -90,7 +90,7 @@ DEVICE_CPU: Final = 0
 
 DESCRIBED: Final = 255
 _INT_WIDTHS = range(1, 8)
-# The names are torch's. numpy has the first nine integer and float names, bool and two of the complex ones.
+# The names are torch's; numpy has those from float64 to complex128, bfloat16 apart.
 DTYPE_NAMES: Final[dict[int, str]] = dict(
     enumerate(
         (

@@ -262,6 +262,15 @@ def test_results_as_argument_and_empty_results(handles: tuple[Any, Any]) -> None
     refused(RayMultiOutputNode([]), "MultiOutputNode is empty", "MultiOutputNode")
 
 
+def test_results_that_are_not_compiled_join_no_graphs(handles: tuple[Any, Any]) -> None:
+    w, v = handles
+    x, y = w.forward.bind(RayInputNode()), v.forward.bind(RayInputNode())
+    both = RayMultiOutputNode([x, y])
+    assert [node.method for node in build(x, ADAPTER).nodes] == ["forward"]
+    with pytest.raises(CompileError, match="2 InputNodes"):
+        build(both, ADAPTER)
+
+
 def test_ray_nodes_count_as_constants_without_the_adapter(handles: tuple[Any, Any]) -> None:
     w, _ = handles
     with pytest.raises(CompileError, match="compile takes a node, got a value of type ClassMethodNode"):

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every value in the codec's table, and an equality that misses nothing.
+"""Strategies for every value in the codec's table, an equality that misses nothing, and the exact bytes of some values.
 
 `values()` makes a value, `equal(a, b)` compares what was sent with what arrived: type, dtype, shape, layout, every bit, the order
 of dicts, and which tensors and arrays are one object. Neither uses the codec, so any implementation can be held against them.
@@ -70,6 +70,85 @@ FLOAT_EDGES: tuple[float, ...] = (
     *(struct.unpack("<d", struct.pack("<Q", bits))[0] for bits in (0x7FF8000000000123, 0xFFF8000000000000)),
 )
 
+_SHARED = torch.arange(3, dtype=torch.uint8)
+_ARRAY = np.arange(2, dtype=np.uint8)
+# The format as it was decided; a change here is a change of VERSION.
+GOLDEN: list[tuple[Any, str]] = [
+    (None, "01c0"),
+    (True, "01c3"),
+    (False, "01c2"),
+    (0, "0100"),
+    (-1, "01ff"),
+    (127, "017f"),
+    (128, "01cc80"),
+    (-33, "01d0df"),
+    (2**63, "01cf8000000000000000"),
+    (2**64, "01c70901000000000000000001"),
+    (-(2**63) - 1, "01c70901ffffffffffffff7fff"),
+    (1.5, "01cb3ff8000000000000"),
+    (math.nan, "01cb7ff8000000000000"),
+    ("h\u00e9", "01a368c3a9"),
+    ("\ud800", "01c70302eda080"),
+    (b"ab", "01c4026162"),
+    (bytearray(b"ab"), "01d5066162"),
+    (memoryview(b"abcd"), "01c70c0794a1429104c3c40461626364"),
+    (memoryview(bytearray(range(8))).cast("h", [2, 2]), "01c7110794a168920202c2c4080001020304050607"),
+    ([], "0190"),
+    ((), "01d40390"),
+    ([1, "a", None], "019301a161c0"),
+    ((1, (2,), [3]), "01d7039301d50391029103"),
+    ({"a": 1, (1, 2): {3}}, "0182a16101c70303920102d5049103"),
+    ({7}, "01d5049107"),
+    (frozenset({"x"}), "01c7030591a178"),
+    (list(range(16)), "01c712080001000102030405060708090a0b0c0d0e0f"),
+    (tuple(range(-200, -180)), "01c72a08010238ff39ff3aff3bff3cff3dff3eff3fff40ff41ff42ff43ff44ff45ff46ff47ff48ff49ff4aff4bff"),
+    (
+        [2**40] * 16,
+        "01c7820800040000000000010000000000000001000000000000000100000000000000010000000000000001000000000000000100000000000000010000000000000001000000000000000100000000000000010000000000000001000000000000000100000000000000010000000000000001000000000000000100000000000000010000",
+    ),
+    (
+        [0.5] * 16,
+        "01c782080005000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f000000000000e03f",
+    ),
+    ([True] * 16, "01dc0010c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3c3"),
+    ([2**64] * 2, "0192c70901000000000000000001c70901000000000000000001"),
+    (torch.arange(6, dtype=torch.float32).reshape(2, 3), "01c71809020000020000000002000000000000000300000000000000"),
+    (
+        torch.arange(6, dtype=torch.int16).reshape(2, 3).t(),
+        "01c7280906010002000000000300000000000000020000000000000001000000000000000300000000000000",
+    ),
+    (
+        torch.zeros(1, 2, 2, 2, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last),
+        "01c74809040100040000000001000000000000000200000000000000020000000000000002000000000000000800000000000000010000000000000004000000000000000200000000000000",
+    ),
+    (torch.tensor(7), "01d7090800000000000000"),
+    (torch.ones(2, requires_grad=True), "01d80902020001000000000200000000000000"),
+    (torch.nn.Parameter(torch.ones(2, dtype=torch.float16), requires_grad=False), "01d80903040001000000000200000000000000"),
+    (torch.zeros(0, 3, dtype=torch.uint8), "01c71809090000020000000000000000000000000300000000000000"),
+    (torch.arange(10)[::3], "01d80908000001000000000400000000000000"),
+    (np.arange(6, dtype=np.int32).reshape(2, 3), "01c7180a070000020000000002000000000000000300000000000000"),
+    (
+        np.arange(6, dtype=np.float64).reshape(2, 3).T,
+        "01c7280a01010002000000000300000000000000020000000000000001000000000000000300000000000000",
+    ),
+    (np.array([1, 2], dtype=">i2"), "01c7140aff000001000000000200000000000000a33e6932"),
+    (
+        np.zeros(2, dtype=np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+        "01c7270aff000001000000000200000000000000940110c39294a161c0a37c69310094a162c0a33c663808",
+    ),
+    (np.zeros(1, dtype=[("a", "i4", (2,))]), "01c7220aff000001000000000100000000000000940108c29194a161c09300a33c6934910200"),
+    (np.float32(1.5), "01c70b0b92a33c6634c4040000c03f"),
+    (np.longlong(3), "01c70d0b92a171c4080300000000000000"),
+    (np.str_("a\0"), "01c70f0b92a33c5532c4086100000000000000"),
+    (np.datetime64(5, "s"), "01c7120b92a63c4d385b735dc4080500000000000000"),
+    ([_SHARED, _SHARED], "0192d80909000001000000000300000000000000d60d00000000"),
+    (
+        [_ARRAY, (_SHARED, _ARRAY, _SHARED)],
+        "0192d80a09000001000000000200000000000000c71f0393d80909000001010000000300000000000000d60d00000000d60d01000000",
+    ),
+    (np.array([0], dtype="M8[ns]"), "01c7180aff000001000000000100000000000000a73c4d385b6e735d"),
+]
+
 
 def torch_of(raw: bytes, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int] | None = None) -> torch.Tensor:
     """A tensor over a copy of `raw`, of any dtype."""
@@ -88,7 +167,7 @@ def bits_of(value: torch.Tensor) -> bytes:
     carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[value.dtype.itemsize]
     twin = torch.frombuffer(bytearray(16), dtype=carrier)
     twin.set_(value.untyped_storage(), value.storage_offset(), tuple(value.shape), value.stride())
-    return twin.contiguous().numpy().tobytes()
+    return twin.contiguous().reshape(-1).numpy().tobytes()
 
 
 @st.composite

@@ -202,6 +202,16 @@ def test_calls_of_an_actor_keep_the_order_of_binding() -> None:
     assert [node.method for node in graph.nodes if node.actor_label == "W1"] == ["forward", "scale"]
 
 
+def test_calls_through_two_handles_keep_the_order_of_binding() -> None:
+    first, other = actor("W1", "aa"), actor("W2")
+    second = StubHandle(first._cls, "aa")
+    inp = InputNode()
+    slow = bind(first.forward, bind(other.forward, bind(other.forward, inp)))
+    quick = bind(second.scale, inp)
+    graph = build(MultiOutputNode([quick, slow]))
+    assert [node.method for node in graph.nodes if node.actor_label == "W1"] == ["forward", "scale"]
+
+
 def test_labels_are_unique() -> None:
     inp = InputNode()
     a, b, c = actor("Worker", "1a2b3c4d"), actor("Worker", "1a2b3cff"), actor("Other", "1a2b3c4e")

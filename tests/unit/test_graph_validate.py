@@ -13,6 +13,8 @@ import pytest
 from raycomm.errors import CompileError, DeadlockError
 from raycomm.graph import InputNode, MultiOutputNode, bind, build
 from raycomm.graph.actor import read_actor
+from raycomm.graph.containers import MAX_OBJECTS, nested_nodes
+from raycomm.graph.nodes import is_own
 from raycomm.graph.views import CallView, InputView, View
 from tests.unit.stub_actors import actor
 
@@ -120,6 +122,13 @@ def test_walk_into_constants_ends() -> None:
     loop.append(loop)
     graph = build(bind(actor().join, InputNode(), loop, list(range(100_000))))
     assert graph.constants[0] is loop
+
+
+def test_walk_into_a_huge_constant_is_bounded() -> None:
+    node = InputNode()
+    filler = [object() for _ in range(MAX_OBJECTS)]
+    assert [found for found, _ in nested_nodes([*filler[:-1], node], is_own)] == [node]
+    assert [found for found, _ in nested_nodes([*filler, node], is_own)] == []
 
 
 def test_unused_calls_are_counted_and_named() -> None:

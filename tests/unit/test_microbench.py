@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -340,16 +341,17 @@ def test_checking_a_path_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def test_tables_show_failures_and_figures() -> None:
-    console = report.make_console()
+    console = Console(width=80)
     rows = [*passing(), {"row": "channel_pingpong_8B", "system": RAYCOMM, "error": "[red]hung"}]
     with console.capture() as capture:
-        console.print(report.results_table(rows))
-        console.print(report.ratios_table(judge(rows)))
+        report.show(console, report.results_table(rows))
+        report.show(console, report.ratios_table(judge(rows)))
     shown = capture.get()
     assert "[red]hung" in shown
     assert "40.0x" in shown
     assert "failed" in shown
-    assert "throughput_chain4_tensor_1x1" in shown  # no name is cut off
+    assert "throughput_chain4_tensor_1x1" in shown  # nothing is cut off
+    assert "1,000,000" in shown
 
 
 def test_quick_is_shorter_in_every_way() -> None:

@@ -24,6 +24,7 @@ def parts_plan() -> Plan:
         ((1, 2, 3, 4), {"a": 1, "b": 2}, "4 positional arguments instead of 3"),
         ((1, 2, 3), {"b": 2}, "missing 'a'"),
         ((1, 2, 3), {}, "missing 'a', 'b'"),
+        ((1, 2, 3), {"a": 1, "x": 2}, "missing 'b'; unknown 'x'"),
         ((1, 2, 3), {"a": 1, "b": 2, "c": 3}, "unknown 'c'"),
         ((), {"a": 1, "x": 2}, "0 positional arguments instead of 3; missing 'b'; unknown 'x'"),
     ],

@@ -1,0 +1,80 @@
+"""What the driver tells an actor at set-up, and what the actor answers. Plain data that pickles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from raycomm import __version__
+from raycomm.channel import Address, RingLayout
+from raycomm.channel.shm import slots_for
+from raycomm.options import Options
+from raycomm.plan import Plan
+
+DRIVER = 0
+_CONTROL_INLINE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """Everything one actor needs to take part in a graph."""
+
+    plan: Plan
+    process: int
+    constants: tuple[Any, ...] = field(repr=False)
+    options: Options
+    driver: Address
+    driver_node: str
+    version: str = __version__
+    layout: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The actor's answer: where its arena lies, or why it cannot take part."""
+
+    process: int
+    node: str
+    address: Address | None
+    problem: str | None = None
+
+
+# Besides the plan's channels a graph has control channels, read once each during set-up: one from the driver to all actors, which tells them
+# each other's addresses, and one from each actor back, which says "ready" or what went wrong. So set-up costs one Ray call per actor.
+READY = "ready"
+
+
+def address_channel(plan: Plan) -> int:
+    """The channel on which the driver announces all addresses."""
+    return len(plan.channels)
+
+
+def report_channel(plan: Plan, process: int) -> int:
+    """The channel on which `process` says that it is ready."""
+    return len(plan.channels) + process
+
+
+def rings_of(plan: Plan, process: int, options: Options) -> list[RingLayout]:
+    """The rings in the arena of `process`: those of the channels it writes, and its control channels."""
+    slots = slots_for(options.max_inflight)
+    rings = [
+        RingLayout(channel.id, slots, options.inline_bytes, channel.readers)
+        for channel in plan.channels
+        if channel.writer == process
+    ]
+    if process == DRIVER:
+        everyone = tuple(range(1, len(plan.processes)))
+        rings.append(RingLayout(address_channel(plan), 2, _CONTROL_INLINE, everyone))
+    else:
+        rings.append(RingLayout(report_channel(plan, process), 2, _CONTROL_INLINE, (DRIVER,)))
+    return rings
+
+
+def peers_of(plan: Plan, process: int) -> set[int]:
+    """The actors that share a channel with actor `process` (the driver is everyone's peer)."""
+    peers: set[int] = set()
+    for channel in plan.channels:
+        ends = {channel.writer, *channel.readers}
+        if process in ends:
+            peers |= ends
+    return peers - {process, DRIVER}

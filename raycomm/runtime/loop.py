@@ -1,0 +1,237 @@
+"""The loop of one actor: its list of actions as prepared closures, run over and over. No policy here; the plan has it all.
+
+A value on its way is what a method returned, or a `Failure`: what a method raised, or a message that could not be decoded or sent. A call one of whose
+arguments is a failure is skipped, and the failure passed on in its place, so every channel carries exactly one message per execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raycomm import _core
+from raycomm.channel import ShmArena, ShmWriter
+from raycomm.codec import Failure, encode_failure
+from raycomm.errors import SerializationError, SharedMemoryError
+from raycomm.plan import ActorPlan, Compute, Plan, Read, Register, Release, Write
+
+Step = Callable[[], None]
+
+
+class Loop:
+    """Interprets one actor's list. Made once the arenas of all peers are attached.
+
+    Args:
+        instance: the actor's object; its methods are looked up once, here.
+        plan: the plan of the whole graph.
+        process: this actor's index in it.
+        constants: the graph's constants; the same objects are passed in every execution.
+        arena: this process's memory in the graph.
+    """
+
+    def __init__(self, instance: Any, plan: Plan, process: int, constants: tuple[Any, ...], arena: ShmArena) -> None:
+        self._plan = plan
+        self._actor: ActorPlan = plan.actors[process - 1]
+        self._constants = constants
+        self._arena = arena
+        self._instance = instance
+        self._registers: list[Any] = [None] * self._actor.registers
+        self._execution = 0
+        self._steps = self._prepare()
+
+    def run(self) -> None:
+        """Loop until the graph is closed.
+
+        Raises:
+            raycomm._core.Closed: always, in the end.
+        """
+        steps = self._steps
+        try:
+            while True:
+                for step in steps:
+                    step()
+                self._execution += 1
+        finally:
+            self._registers.clear()
+
+    def _prepare(self) -> list[Step]:
+        steps: list[Step] = []
+        marked = False  # whether the activity others see already names the coming call
+        for place, action in enumerate(self._actor.actions):
+            if isinstance(action, Read):
+                steps.append(self._read(action, place + 1))
+                marked = True
+            elif isinstance(action, Compute):
+                if not marked:
+                    steps.append(self._mark(place))
+                marked = False
+                steps.append(self._compute(action))
+            elif isinstance(action, Write):
+                steps.append(self._write(action))
+            else:
+                steps.append(self._release(action))
+        return steps
+
+    def _mark(self, place: int) -> Step:
+        mark = self._arena.core.mark
+        return lambda: mark(place)
+
+    def _read(self, action: Read, subject: int) -> Step:
+        channel = self._plan.channels[action.channel]
+        index = channel.readers.index(self._actor.process.index)
+        read = self._arena.reader(channel.writer, channel.id, index, drain=False, subject=subject).read
+        registers, register = self._registers, action.register
+
+        def step() -> None:
+            try:
+                registers[register] = read()
+            except SerializationError as error:  # consumed, and not a value: this execution fails, the next is untouched
+                registers[register] = Failure.capture(error, f"{self._actor.process.label} reading {channel.value}", self._execution)
+
+        return step
+
+    def _compute(self, action: Compute) -> Step:
+        method = getattr(self._instance, action.method)
+        call = self._call(method, action)
+        registers, outputs = self._registers, action.outputs
+        origin = f"{self._actor.process.label}.{action.method}"
+
+        def step_one() -> None:
+            try:
+                registers[output] = call()
+            except Exception as error:
+                registers[output] = Failure.capture(error, origin, self._execution)
+
+        def step_many() -> None:
+            try:
+                result = call()
+                if type(result) is Failure:
+                    values = (result,) * len(outputs)
+                else:
+                    values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+                    if not isinstance(result, (tuple, list)) or len(values) != len(outputs):
+                        got = f"{len(values)} values" if isinstance(result, (tuple, list)) else f"one {type(result).__name__}"
+                        raise ValueError(f"{origin} is declared to return {len(outputs)} values and returned {got}")
+            except Exception as error:
+                values = (Failure.capture(error, origin, self._execution),) * len(outputs)
+            for register, value in zip(outputs, values, strict=True):
+                registers[register] = value
+
+        if len(outputs) == 1:
+            output = outputs[0]
+            return step_one
+        return step_many
+
+    def _call(self, method: Callable[..., Any], action: Compute) -> Callable[[], Any]:
+        """Calls the method on registers and constants, or returns the first failure among them."""
+        registers, constants = self._registers, self._constants
+        if len(action.args) == 1 and not action.kwargs and isinstance(action.args[0], Register):
+            only = action.args[0].index
+
+            def call_one() -> Any:
+                value = registers[only]
+                return value if type(value) is Failure else method(value)
+
+            return call_one
+
+        sources = [*action.args, *(argument for _, argument in action.kwargs)]
+        places = [argument.index for argument in sources if isinstance(argument, Register)]
+        # Constants stand in the list already; the registers' values are put between them for each call.
+        filled = [None if isinstance(argument, Register) else constants[argument.index] for argument in sources]
+        slots = [(slot, argument.index) for slot, argument in enumerate(sources) if isinstance(argument, Register)]
+        positional, names = len(action.args), [name for name, _ in action.kwargs]
+
+        def call() -> Any:
+            for place in places:
+                if type(registers[place]) is Failure:
+                    return registers[place]
+            given = filled.copy()
+            for slot, place in slots:
+                given[slot] = registers[place]
+            return method(*given[:positional], **dict(zip(names, given[positional:], strict=True)))
+
+        return call
+
+    def _write(self, action: Write) -> Step:
+        registers = self._registers
+        if len(action.channels) == 1:
+            return self._write_one(self._arena.writer(action.channels), action.registers[0], action.channels[0])
+        together = self._arena.writer(action.channels)
+        sources = action.registers
+
+        def step() -> None:
+            values = tuple([registers[register] for register in sources])
+            failures = [value for value in values if type(value) is Failure]
+            if not failures:
+                try:
+                    together.write_all(values)
+                    return
+                except (SerializationError, _core.PoolFull) as error:
+                    failures = [self._unsent(error, action.channels)]
+            # Values of one call succeed or fail together: they were made, or could not be sent, by the same execution.
+            self._write_failure(together, failures[0])
+
+        return step
+
+    def _write_one(self, writer: ShmWriter, register: int, channel: int) -> Step:
+        registers, write = self._registers, writer.write
+
+        def step() -> None:
+            value = registers[register]
+            if type(value) is Failure:
+                self._write_failure(writer, value)
+                return
+            try:
+                write(value)
+            except (SerializationError, _core.PoolFull) as error:
+                self._write_failure(writer, self._unsent(error, (channel,)))
+
+        return step
+
+    def _write_failure(self, writer: ShmWriter, failure: Failure) -> None:
+        try:
+            payload, buffers = encode_failure(failure)
+            writer.write_failure(payload, buffers)
+        except (SerializationError, _core.PoolFull):
+            # Not even the report fits: what always does is its first line.
+            short = Failure(None, failure.type_name, failure.message[:200], "", failure.origin, failure.execution)
+            writer.write_failure(*encode_failure(short))
+
+    def _unsent(self, error: Exception, channels: tuple[int, ...]) -> Failure:
+        names = ", ".join(self._plan.channels[channel].value for channel in channels)
+        if isinstance(error, _core.PoolFull):
+            error = shared_memory_error(error, self._plan, names)
+        return Failure.capture(error, f"{self._actor.process.label} sending {names}", self._execution)
+
+    def _release(self, action: Release) -> Step:
+        registers, released = self._registers, action.registers
+        if len(released) == 1:
+            only = released[0]
+
+            def release_one() -> None:
+                registers[only] = None
+
+            return release_one
+
+        def release() -> None:
+            for register in released:
+                registers[register] = None
+
+        return release
+
+
+def shared_memory_error(error: _core.PoolFull, plan: Plan, what: str) -> SharedMemoryError:
+    """The error a user sees when no block can be had: who holds how much, and what to do."""
+    wanted, free, limit, errno, holders = error.args
+    mib = 1 << 20
+    held = ", ".join(f"{plan.processes[process].label} {size / mib:.1f} MiB" for process, size in sorted(holders.items())) or "nobody"
+    system = f" (the system refused: errno {errno})" if errno else ""
+    return SharedMemoryError(
+        f"graph {plan.name!r}: no {wanted / mib:.1f} MiB of shared memory for {what}{system}: {free / mib:.1f} MiB free of {limit / mib:.0f} MiB; "
+        f"blocks are held by: {held}. Let go of received arrays and tensors, or compile with a larger shm_limit_bytes",
+        graph=plan.name,
+        wanted_bytes=wanted,
+        free_bytes=free,
+        limit_bytes=limit,
+        holders=held,
+    )
