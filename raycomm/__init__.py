@@ -1,1 +1,117 @@
-"""Ray actor graphs over native channels."""
+"""Static graphs of Ray actor method calls over native shared-memory channels.
+
+    import ray, raycomm
+    from ray.dag import InputNode            # or: from raycomm import InputNode
+
+    with InputNode() as batch:
+        x = w1.forward.bind(batch)           # or: raycomm.bind(w1.forward, batch)
+        x = w2.forward.bind(x)
+    with raycomm.compile(x) as graph:        # starts a loop in every actor
+        ref = graph.execute(batch)           # returns at once
+        out = ref.get(timeout=5)             # or ray.get(ref), or await ref
+
+Importing this package loads neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from raycomm.errors import (
+        ActorDiedError,
+        ArgumentError,
+        CapacityExceededError,
+        ChannelClosedError,
+        ChannelError,
+        ChannelTimeoutError,
+        CompileError,
+        DeadlockError,
+        RaycommError,
+        SerializationError,
+        SharedMemoryError,
+    )
+    from raycomm.graph import InputNode, MultiOutputNode, bind
+    from raycomm.options import Options
+    from raycomm.runtime.driver import CompiledGraph
+    from raycomm.runtime.refs import Ref
+
+__all__ = [
+    "ActorDiedError",
+    "ArgumentError",
+    "CapacityExceededError",
+    "ChannelClosedError",
+    "ChannelError",
+    "ChannelTimeoutError",
+    "CompileError",
+    "CompiledGraph",
+    "DeadlockError",
+    "InputNode",
+    "MultiOutputNode",
+    "Options",
+    "RaycommError",
+    "Ref",
+    "SerializationError",
+    "SharedMemoryError",
+    "__version__",
+    "bind",
+    "compile",
+]
+
+_HOME = {
+    **dict.fromkeys(("InputNode", "MultiOutputNode", "bind"), "raycomm.graph"),
+    "Options": "raycomm.options",
+    "CompiledGraph": "raycomm.runtime.driver",
+    "Ref": "raycomm.runtime.refs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        value = getattr(importlib.import_module(_HOME.get(name, "raycomm.errors")), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'raycomm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def compile(node: Any, **options: Any) -> CompiledGraph:
+    """Compile the graph that ends in `node` and start a loop in each of its actors.
+
+    Args:
+        node: from `raycomm.bind`, from `actor.method.bind`, or a `MultiOutputNode` of such; both kinds can be mixed.
+        **options: settings by name, see `raycomm.options`; also from the environment as ``RAYCOMM_<NAME>``. Ray's underscored spellings are
+            accepted.
+
+    Returns:
+        The running graph, ready for `execute`. It is also a context manager that tears itself down. Blocks until every actor has answered,
+        which is as long as the slowest constructor takes; after 10 s it logs who is pending.
+
+    Raises:
+        CompileError: wrong graph or options, an actor on another node, a missing package. Nothing is left running.
+        ActorDiedError: an actor is dead.
+        ChannelTimeoutError: `compile_timeout` passed.
+    """
+    from raycomm.options import Options
+    from raycomm.runtime.compile import compile_graph
+
+    adapter, ref_type = _ray_dag()
+    return compile_graph(node, Options.load(options), adapter, ref_type)
+
+
+def _ray_dag() -> tuple[Any, Any]:
+    """The adapter to Ray's graphs and the ref class that `ray.get` accepts; without Ray's Compiled Graphs, neither, and `ref.get()` it is."""
+    try:
+        from raycomm.ray_dag.read import ADAPTER
+        from raycomm.ray_dag.refs import RayRef
+    except ImportError:
+        from raycomm.runtime.refs import Ref
+
+        return None, Ref
+    return ADAPTER, RayRef

@@ -1,0 +1,1 @@
+"""Says what a graph is doing. Reads; never changes anything."""

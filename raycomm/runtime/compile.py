@@ -1,0 +1,205 @@
+"""From a node to a running graph: build, plan, verify, set up, hand over to the driver. The one place that knows the whole sequence.
+
+Set-up costs one Ray call per actor, all at once: it makes the actor's memory and starts its loop, which then waits for the others' addresses on
+a channel in the driver's memory. If anything fails, everything made so far is closed and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import weakref
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from raycomm import _core
+from raycomm.channel import Address, Deadline, ShmArena
+from raycomm.errors import ChannelTimeoutError, CompileError
+from raycomm.graph import Adapter, Graph, build
+from raycomm.observe.board import Board
+from raycomm.options import Options
+from raycomm.plan import Plan, lower, verify
+from raycomm.runtime import ray_errors
+from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, rings_of
+from raycomm.runtime.driver import CompiledGraph, Notice
+from raycomm.runtime.refs import Ref
+from raycomm.runtime.setup import prepare
+
+_numbers = itertools.count()  # makes default names differ; says nothing about a graph
+_EXIT_LIMIT_S = 5.0
+
+
+def compile_graph(node: object, options: Options, adapter: Adapter | None, ref_type: type[Ref]) -> CompiledGraph:
+    """Compile the graph that ends in `node` and start its loops. Blocks until every actor is ready.
+
+    Raises:
+        CompileError: the graph is wrong, or an actor cannot take part; nothing is left running.
+        ActorDiedError: an actor is dead, or died during set-up.
+        ChannelTimeoutError: not all actors were ready within `options.compile_timeout`.
+    """
+    graph = build(node, adapter)
+    name = options.name or f"graph-{os.getpid()}-{next(_numbers)}"
+    plan = lower(graph, name)
+    verify(plan)
+    if not ray.is_initialized():
+        raise CompileError(f"graph {name!r}: Ray is not running in this process; call ray.init() first", remedy="call ray.init() first")
+    arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=len(plan.processes))
+    arena.core.open_pool(DRIVER)
+    try:
+        addresses = _SetUp(graph, plan, options, arena).run()
+        board = Board(plan, arena, {address.process: address.pid for address in addresses})
+        actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
+        compiled = CompiledGraph(plan, options, arena, board, ref_type, actor_ids)
+    except BaseException:
+        arena.close(_core.CLOSED_FAILED, DRIVER)
+        raise
+    _end_at_exit(compiled)
+    return compiled
+
+
+class _SetUp:
+    """The conversation with the actors of one graph."""
+
+    def __init__(self, graph: Graph, plan: Plan, options: Options, arena: ShmArena) -> None:
+        self._graph = graph
+        self._plan = plan
+        self._arena = arena
+        self._options = options
+        self._deadline = Deadline(options.compile_timeout)
+        self._notice = Notice()
+
+    def run(self) -> list[Address]:
+        """Prepare all actors, tell them each other's addresses, wait until all are ready."""
+        addresses = self._prepare()
+        control = self._arena.writer([address_channel(self._plan)])
+        control.write([(address.process, address.pid, address.fd, address.nonce) for address in addresses])
+        for address in addresses:
+            self._await_ready(address)
+        return addresses
+
+    def _prepare(self) -> list[Address]:
+        node = ray.get_runtime_context().get_node_id()
+        calls: dict[Any, int] = {}
+        for actor in self._graph.actors:
+            blueprint = Blueprint(
+                self._plan,
+                actor.index + 1,
+                self._graph.constants,
+                self._options,
+                self._arena.address,
+                node,
+                layout=_core.LAYOUT_VERSION,
+            )
+            handle: Any = actor.handle
+            calls[handle.__ray_call__.remote(prepare, blueprint)] = actor.index + 1
+        addresses = []
+        problems = []
+        while calls:
+            done, _ = ray.wait(list(calls), num_returns=1, timeout=self._deadline.left(at_most=self._notice.left()))
+            if not done:
+                self._still_waiting(f"set-up waits for {', '.join(self._label(process) for process in sorted(calls.values()))}")
+            for call in done:
+                prepared = self._answer(call, calls.pop(call))
+                if prepared.problem is not None:
+                    problems.append(f"actor {self._label(prepared.process)} on node {prepared.node}: {prepared.problem}")
+                else:
+                    addresses.append(self._attach(prepared, problems))
+        if problems:
+            raise CompileError(f"graph {self._plan.name!r} cannot be set up: {'; '.join(problems)}", node=problems[0])
+        return sorted((address for address in addresses if address is not None), key=lambda address: address.process)
+
+    def _answer(self, call: Any, process: int) -> Prepared:
+        try:
+            prepared = ray.get(call)
+        except ray.exceptions.ActorDiedError as error:
+            raise self._died(process, str(error)) from error
+        except ray.exceptions.RayError as error:
+            raise CompileError(
+                f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)} refused: {error}. Is raycomm installed in its "
+                f"environment, in the driver's version?",
+                node=self._label(process),
+                remedy="install raycomm in the actor's environment",
+            ) from error
+        assert isinstance(prepared, Prepared)
+        return prepared
+
+    def _attach(self, prepared: Prepared, problems: list[str]) -> Address | None:
+        assert prepared.address is not None
+        try:
+            self._arena.attach(prepared.address)
+        except OSError as error:
+            if not self._alive(prepared.process):
+                raise self._died(prepared.process, str(error)) from error
+            problems.append(f"actor {self._label(prepared.process)} on node {prepared.node}: {error}")
+            return None
+        return prepared.address
+
+    def _await_ready(self, address: Address) -> None:
+        report = self._arena.reader(address.process, report_channel(self._plan, address.process), 0, drain=True)
+        while True:
+            try:
+                answer = report.read(self._deadline.left(at_most=self._notice.left()))
+                break
+            except _core.TimedOut:
+                self._still_waiting(f"{self._label(address.process)} has not yet attached to the others")
+            except _core.Closed:
+                raise self._died(self._arena.closed[1], "it ended during set-up") from None
+        if answer != READY:
+            raise CompileError(f"graph {self._plan.name!r} cannot be set up: actor {self._label(address.process)}: {answer}")
+
+    def _still_waiting(self, what: str) -> None:
+        self._notice.give(f"graph {self._plan.name!r}: {what}")
+        if self._deadline.over:
+            kind: type[ChannelTimeoutError] = ray_errors.ChannelTimeoutError
+            raise kind(
+                f"graph {self._plan.name!r} was not ready within {self._options.compile_timeout} s: {what}. An actor whose constructor still runs, "
+                f"or that has no resources, keeps it waiting; give a larger compile_timeout",
+                graph=self._plan.name,
+                limit_s=self._options.compile_timeout,
+                waits_for=what,
+            )
+
+    def _died(self, process: int, why: str) -> BaseException:
+        label = self._label(process)
+        error = ray_errors.ActorDiedError(
+            f"actor {label} of graph {self._plan.name!r} died before it was set up: {why}",
+            graph=self._plan.name,
+            actor=label,
+            actor_id=self._graph.actors[process - 1].key if process else None,
+        )
+        assert isinstance(error, BaseException)
+        return error
+
+    def _alive(self, process: int) -> bool:
+        """Whether the actor still answers; told from its set-up call's arena being gone."""
+        handle: Any = self._graph.actors[process - 1].handle
+        try:
+            ray.get(handle.__ray_call__.remote(_nothing), timeout=5)
+        except ray.exceptions.ActorDiedError:
+            return False
+        except ray.exceptions.RayError:
+            return True
+        return True
+
+    def _label(self, process: int) -> str:
+        return self._plan.processes[process].label
+
+
+def _nothing(_instance: object) -> None:
+    return None
+
+
+def _end_at_exit(graph: CompiledGraph) -> None:
+    """Let the loops leave before Ray's own exit hook ends the actors (hooks run last in, first out; Ray's was registered before)."""
+    reference = weakref.ref(graph)
+
+    def end() -> None:
+        still_there = reference()
+        if still_there is not None:
+            still_there.close_at_exit(_EXIT_LIMIT_S)
+
+    atexit.register(end)
+    weakref.finalize(graph, atexit.unregister, end).atexit = False

@@ -1,0 +1,106 @@
+"""A ref: the result of one output of one execution, to be fetched now or later, once or often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from raycomm.codec import Failure
+
+if TYPE_CHECKING:
+    from raycomm.runtime.driver import CompiledGraph, OutputQueue
+
+_PENDING: Any = object()
+_FIRST_POLL_S = 0.0002
+_LAST_POLL_S = 0.005
+
+
+class Ref:
+    """What `CompiledGraph.execute` returns. Belongs to the process that compiled the graph; any of its threads may use it.
+
+    The value is kept until the ref dies. A ref that dies unfetched gives its place up without blocking; the value is then never decoded.
+    """
+
+    __slots__ = ("__weakref__", "_graph", "_index", "_queue", "_value")
+
+    _graph: CompiledGraph
+    _queue: OutputQueue | None
+    _index: int
+    _value: Any
+
+    @classmethod
+    def pending(cls, graph: CompiledGraph, queue: OutputQueue) -> Ref:
+        """A ref whose execution is about to be submitted; its index comes with that."""
+        self = cls.__new__(cls)
+        self._graph = graph
+        self._queue = queue
+        self._index = -1
+        self._value = _PENDING
+        return self
+
+    @classmethod
+    def settled(cls, graph: CompiledGraph, value: Any) -> Ref:
+        """A ref for a part of the input that is also an output; it has its value from the start."""
+        self = cls.__new__(cls)
+        self._graph = graph
+        self._queue = None
+        self._index = -1
+        self._value = value
+        return self
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The value; blocks until it is there.
+
+        Args:
+            timeout: seconds; None: the graph's `get_timeout`, -1: no limit, 0: take it if it is there.
+
+        Raises:
+            the exception the method raised: also an instance of Ray's `RayTaskError`, with the remote traceback.
+            ChannelTimeoutError: the limit passed; the ref stays usable.
+            ActorDiedError, ChannelClosedError: the value will never come.
+            CapacityExceededError: earlier executions have more unfetched results than `max_buffered_results`.
+        """
+        value = self._value
+        if value is _PENDING:
+            queue = self._queue
+            assert queue is not None
+            value = queue.take(self, timeout)
+        if type(value) is Failure:
+            raise self._graph.error_of(value)
+        return value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._poll().__await__()
+
+    async def _poll(self) -> Any:
+        # Polls, first often and then every few milliseconds: no thread is needed, and a cancelled waiter loses nothing.
+        pause = _FIRST_POLL_S
+        while self._value is _PENDING:
+            assert self._queue is not None
+            if self._queue.try_take(self):
+                break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_POLL_S)
+        return self.get()
+
+    def __del__(self) -> None:
+        # May run in any thread, in the middle of anything: only stores.
+        try:
+            if self._value is _PENDING and self._index >= 0 and self._queue is not None:
+                self._queue.give_up(self._index)
+        except AttributeError:
+            return  # half made, or at interpreter exit
+
+    def __repr__(self) -> str:
+        state = "pending" if self._value is _PENDING else "fetched"
+        return f"<Ref of graph {self._graph.name!r}, execution {self._index}, {state}>"
+
+    def __copy__(self) -> NoReturn:
+        raise ValueError("a Ref cannot be copied; hand over the ref itself, within this process")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise ValueError("a Ref cannot be copied; hand over the ref itself, within this process")
+
+    def __reduce__(self) -> NoReturn:
+        raise ValueError("a Ref cannot be pickled: results are fetched in the process that compiled the graph. Send ref.get()")
