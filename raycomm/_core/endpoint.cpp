@@ -270,7 +270,8 @@ PyObject* Reader::read(double seconds) {
   return value;
 }
 
-bool Reader::fetch_one(PyObject* results, PyObject* unwanted, int64_t deadline) {
+bool Reader::fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int64_t deadline) {
+  static PyObject* const value_name = PyUnicode_InternFromString("_value");
   if (!wait_ready(deadline)) return false;
   ring_.open(message_);
   PyObject* key = PyLong_FromUnsignedLongLong(ring_.taken());
@@ -295,9 +296,9 @@ bool Reader::fetch_one(PyObject* results, PyObject* unwanted, int64_t deadline) 
     Py_XDECREF(error);
     Py_XDECREF(trace);
   }
-  const bool stored = value && PyDict_SetItem(results, key, value) == 0;
+  const bool stored = value && (ref ? PyObject_SetAttr(ref, value_name, value) : PyDict_SetItem(results, key, value)) == 0;
   if (stored) {
-    if (given_up()) PyDict_DelItem(results, key);  // its ref died while it was being decoded
+    if (!ref && given_up()) PyDict_DelItem(results, key);  // its ref died while it was being decoded
     ring_.close(message_);
   }
   Py_XDECREF(value);
@@ -305,41 +306,27 @@ bool Reader::fetch_one(PyObject* results, PyObject* unwanted, int64_t deadline) 
   return stored;
 }
 
-int Reader::fetch(PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds) {
-  PyObject* key = PyLong_FromUnsignedLongLong(index);
-  if (!key) return -1;
+bool Reader::fetch(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds) {
   const int64_t deadline = deadline_after(seconds);
-  const auto there = [&] { return PyDict_Contains(results, key) == 1; };
-  int result = -1;
-  for (bool done = false; !done;) {
-    if (there()) {
-      result = 1;
-      break;
-    }
-    if (taken() > index) {
-      result = 0;
-      break;
-    }
-    if (!in_its_process(*graph_)) break;
-    const auto entered = queue_.enter(deadline, [&] { return there() || taken() > index; });
-    if (entered == Queue::Entered::raised) break;
+  while (taken() <= index) {
+    if (!in_its_process(*graph_)) return false;
+    const auto entered = queue_.enter(deadline, [&] { return taken() > index; });
+    if (entered == Queue::Entered::raised) return false;
     if (entered == Queue::Entered::timed_out) {
-      if (there() || taken() > index) continue;
-      PyErr_SetNone(g_timed_out);
-      break;
+      if (taken() > index) break;
+      return PyErr_SetNone(g_timed_out), false;
     }
-    if (!there() && taken() <= index) {
-      if (taken() != index && static_cast<size_t>(PyDict_GET_SIZE(results)) >= limit) {
-        PyErr_SetNone(g_overfull);
-        done = true;
-      } else {
-        done = !fetch_one(results, unwanted, deadline);
-      }
+    bool ok = true;
+    if (const uint64_t next = taken(); next < index && static_cast<size_t>(PyDict_GET_SIZE(results)) >= limit) {
+      PyErr_SetNone(g_overfull);
+      ok = false;
+    } else if (next <= index) {
+      ok = fetch_one(next == index && ref != Py_None ? ref : nullptr, results, unwanted, deadline);
     }
     queue_.leave();
+    if (!ok) return false;
   }
-  Py_DECREF(key);
-  return result;
+  return true;
 }
 
 bool Reader::skip(double seconds) {

@@ -96,17 +96,18 @@ class Reader {
   Reader(const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject, BufferFactory make_buffer);
 
   PyObject* read(double seconds);                                // new reference; null: Python error set
-  // The driver's read: any thread. Takes messages into `results` (a dict by execution) until `index` is among them; what is in the set
-  // `unwanted` is skipped. Stored first, then taken, so that an interrupt loses nothing. At most `limit` results are kept.
-  // 1: results[index] is there; 0: it was taken before; -1: Python error set.
-  int fetch(PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds);
+  // The driver's read: any thread. Takes messages until execution `index` has been taken. Its value becomes attribute `_value` of `ref`;
+  // earlier ones go into `results` (a dict by execution, at most `limit` of them), or are skipped if they are in the set `unwanted`.
+  // Stored first, then taken, so that an interrupt loses nothing. With None for `ref`, execution `index` goes into `results` too.
+  // False: Python error set.
+  bool fetch(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds);
   bool skip(double seconds);                                     // takes one message without decoding it
   bool ready() const { return ring_.ready(); }
   uint64_t taken() const { return ring_.taken(); }
 
  private:
   bool wait_ready(int64_t deadline);
-  bool fetch_one(PyObject* results, PyObject* unwanted, int64_t deadline);
+  bool fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int64_t deadline);
   Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;
   RingReader ring_;

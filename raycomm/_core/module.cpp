@@ -234,11 +234,9 @@ NB_MODULE(_core, m) {
         new (self) Reader(arena, writer, channel, index, after_close, subject, make_buffer);
       }, "arena"_a, "writer"_a, "channel"_a, "index"_a, "after_close"_a, "subject"_a = 0)
       .def("read", [](Reader& r, double timeout) { return owned(r.read(timeout)); }, "timeout"_a = -1.0)
-      .def("fetch", [](Reader& r, nb::dict results, nb::set unwanted, uint64_t index, size_t limit, double timeout) {
-        const int result = r.fetch(results.ptr(), unwanted.ptr(), index, limit, timeout);
-        check(result >= 0);
-        return result == 1;
-      }, "results"_a, "unwanted"_a, "index"_a, "limit"_a, "timeout"_a)
+      .def("fetch", [](Reader& r, nb::handle ref, nb::dict results, nb::set unwanted, uint64_t index, size_t limit, double timeout) {
+        check(r.fetch(ref.ptr(), results.ptr(), unwanted.ptr(), index, limit, timeout));
+      }, "ref"_a.none(), "results"_a, "unwanted"_a, "index"_a, "limit"_a, "timeout"_a)
       .def("skip", [](Reader& r, double timeout) { check(r.skip(timeout)); }, "timeout"_a = -1.0)
       .def_prop_ro("ready", &Reader::ready)
       .def_prop_ro("taken", &Reader::taken);

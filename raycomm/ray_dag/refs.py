@@ -8,4 +8,4 @@ from raycomm.runtime.refs import Ref
 
 
 class RayRef(Ref, CompiledDAGRef):  # type: ignore[misc]
-    """`Ref` under Ray's type. Everything of Ray's class is overridden; its constructor is never called."""
+    """`Ref` under Ray's type. Everything of Ray's class is overridden."""

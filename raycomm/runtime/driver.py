@@ -64,27 +64,25 @@ class OutputQueue:
         self.channel = channel
         self.reader = reader
 
-    def take(self, ref: Ref, timeout: float | None) -> Any:
-        """The value for `ref`, which keeps it from then on."""
-        index = ref._index
+    def take(self, ref: Ref, timeout: float | None) -> None:
+        """Leave the value for `ref` with it; blocks until it is there. See `Ref.get` for limits and errors."""
         graph = self._graph
-        if index not in self._results:
-            try:  # the common case: no limit passes and nothing is to be said
-                limit = graph.options.get_timeout if timeout is None else timeout
-                there = graph.check_open() and self.reader.fetch(
-                    self._results, self._unwanted, index, graph.options.max_buffered_results, first_of(limit)
-                )
-            except (_core.TimedOut, _core.Closed, _core.Overfull, _core.Misuse) as error:
-                there = self._wait(index, limit, error)
-            if not there:
-                return ref._value  # another thread took it just now, and left it with the ref
-        # Left with the ref before it leaves the results: between the two it is in both, never in neither.
-        try:
-            ref._value = value = self._results[index]
-        except KeyError:
-            return ref._value
-        self._results.pop(index, None)
-        return value
+        index = ref._index
+        if timeout is None:
+            timeout = graph.options.get_timeout
+        graph.check_open()
+        try:  # one native call, without preparing for what comes if it takes long
+            self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, first_of(timeout))
+        except (_core.TimedOut, _core.Closed, _core.Overfull, _core.Misuse) as error:
+            self._wait(ref, index, timeout, error)
+        # Taken before it was asked for: left with the ref before it leaves the results, so between the two it is in both, never in neither.
+        # (Missing there too: another thread has just done the same.)
+        if index in self._results:
+            try:
+                ref._value = self._results[index]
+            except KeyError:
+                return
+            self._results.pop(index, None)
 
     def try_take(self, ref: Ref) -> bool:
         """Take the value for `ref` if it is there; False if not yet. Other errors are raised."""
@@ -94,7 +92,7 @@ class OutputQueue:
             return False
         return True
 
-    def _wait(self, index: int, limit: float | None, first: Exception) -> bool:
+    def _wait(self, ref: Ref, index: int, limit: float | None, first: Exception) -> None:
         """The long way: limits, notices, and errors made into ones that say what happened."""
         graph = self._graph
         if not isinstance(first, _core.TimedOut):
@@ -104,7 +102,8 @@ class OutputQueue:
         while not deadline.over:
             try:
                 left = deadline.left(at_most=notice.left())
-                return self.reader.fetch(self._results, self._unwanted, index, graph.options.max_buffered_results, left)
+                self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, left)
+                return
             except _core.TimedOut:
                 notice.give(f"execution {index} of graph {graph.name!r}: {graph.board.blame(self.channel)}")
             except (_core.Closed, _core.Overfull, _core.Misuse) as error:
@@ -195,7 +194,7 @@ class CompiledGraph:
             ActorDiedError, ChannelClosedError: the graph has ended.
         """
         if self._plain is not None and len(args) == 1 and not kwargs:
-            ref = self._ref_type.pending(self, self._plain)
+            ref = self._ref_type(self, self._plain)
             self._submit(args, (ref,), timeout)
             return ref
         values = tuple(split_arguments(self.plan, args, kwargs))
@@ -203,10 +202,10 @@ class CompiledGraph:
         by_channel: dict[int, Ref] = {}
         for output in self.plan.outputs:
             if isinstance(output, FromInput):
-                refs.append(self._ref_type.settled(self, project(output.projection, args, kwargs)))
+                refs.append(self._ref_type(self, None, project(output.projection, args, kwargs)))
                 continue
             if output.channel not in by_channel:
-                by_channel[output.channel] = self._ref_type.pending(self, self._queues[output.channel])
+                by_channel[output.channel] = self._ref_type(self, self._queues[output.channel])
             refs.append(by_channel[output.channel])
         self._submit(values, tuple(by_channel.values()), timeout)
         return refs[0] if self.plan.single_output else refs
@@ -214,7 +213,7 @@ class CompiledGraph:
     def _submit(self, values: tuple[Any, ...], refs: tuple[Ref, ...], timeout: float | None) -> None:
         limit = self.options.submit_timeout if timeout is None else timeout
         try:
-            if self.check_open() and self._writer.submit(values, refs, self._readers, self.options.max_inflight, first_of(limit)):
+            if self._writer.submit(values, refs, self._readers, self.options.max_inflight, first_of(limit)):
                 return
         except _core.TimedOut:
             pass
@@ -251,6 +250,7 @@ class CompiledGraph:
         for queue in self._queues.values():
             if oldest_allowed >= queue.reader.taken:
                 queue.reader.fetch(
+                    None,
                     queue._results,
                     queue._unwanted,
                     oldest_allowed,
@@ -312,8 +312,8 @@ class CompiledGraph:
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"graph {self.name!r} cannot be pickled: it belongs to the process that compiled it")
 
-    def check_open(self) -> bool:
-        """True, or raises `ChannelClosedError` after teardown."""
+    def check_open(self) -> None:
+        """Raise `ChannelClosedError` after teardown. What had arrived is not handed out then, or it would be a matter of luck."""
         if self._torn_down:
             self._raise(
                 ray_errors.ChannelClosedError,
@@ -321,7 +321,6 @@ class CompiledGraph:
                 channel=None,
                 reason="teardown",
             )
-        return True
 
     def error_of(self, failure: Any) -> BaseException:
         """What `get` raises for an execution that failed."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raycomm import _core
-from raycomm.channel import ShmArena, ShmWriter
+from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
 from raycomm.errors import SerializationError, SharedMemoryError
 from raycomm.plan import ActorPlan, Compute, Plan, Read, Register, Release, Write
@@ -55,6 +55,8 @@ class Loop:
             self._registers.clear()
 
     def _prepare(self) -> list[Step]:
+        if (whole := self._relay()) is not None:
+            return [whole]
         steps: list[Step] = []
         marked = False  # whether the activity others see already names the coming call
         for place, action in enumerate(self._actor.actions):
@@ -72,23 +74,64 @@ class Loop:
                 steps.append(self._release(action))
         return steps
 
+    def _relay(self) -> Step | None:
+        """The commonest list, one read, one call on what was read, one write, as one closure without registers; None for any other list."""
+        match self._actor.actions:
+            case (Read() as source, Compute(kwargs=()) as call, Write(channels=(channel,)), Release()):
+                if call.args != (Register(source.register),) or len(call.outputs) != 1:
+                    return None
+            case _:
+                return None
+        read, method = self._reader(source, 1).read, getattr(self._instance, call.method)
+        writer = self._arena.writer((channel,))
+        write = writer.write
+        origin = f"{self._actor.process.label}.{call.method}"
+
+        def step() -> None:
+            try:
+                value = read()
+            except SerializationError as error:
+                value = self._unread(error, source)
+            if type(value) is not Failure:
+                try:
+                    value = method(value)
+                except Exception as error:
+                    value = Failure.capture(error, origin, self._execution)
+            if type(value) is not Failure:
+                try:
+                    write(value)
+                    return
+                except (SerializationError, _core.PoolFull) as error:
+                    value = self._unsent(error, (channel,))
+            self._write_failure(writer, value)
+
+        return step
+
     def _mark(self, place: int) -> Step:
         mark = self._arena.core.mark
         return lambda: mark(place)
 
     def _read(self, action: Read, subject: int) -> Step:
-        channel = self._plan.channels[action.channel]
-        index = channel.readers.index(self._actor.process.index)
-        read = self._arena.reader(channel.writer, channel.id, index, drain=False, subject=subject).read
+        read = self._reader(action, subject).read
         registers, register = self._registers, action.register
 
         def step() -> None:
             try:
                 registers[register] = read()
-            except SerializationError as error:  # consumed, and not a value: this execution fails, the next is untouched
-                registers[register] = Failure.capture(error, f"{self._actor.process.label} reading {channel.value}", self._execution)
+            except SerializationError as error:
+                registers[register] = self._unread(error, action)
 
         return step
+
+    def _reader(self, action: Read, subject: int) -> ShmReader:
+        channel = self._plan.channels[action.channel]
+        index = channel.readers.index(self._actor.process.index)
+        return self._arena.reader(channel.writer, channel.id, index, drain=False, subject=subject)
+
+    def _unread(self, error: SerializationError, action: Read) -> Failure:
+        # The message was consumed: this execution fails, the next is untouched.
+        value = self._plan.channels[action.channel].value
+        return Failure.capture(error, f"{self._actor.process.label} reading {value}", self._execution)
 
     def _compute(self, action: Compute) -> Step:
         method = getattr(self._instance, action.method)

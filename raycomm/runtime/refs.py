@@ -29,25 +29,12 @@ class Ref:
     _index: int
     _value: Any
 
-    @classmethod
-    def pending(cls, graph: CompiledGraph, queue: OutputQueue) -> Ref:
-        """A ref whose execution is about to be submitted; its index comes with that."""
-        self = cls.__new__(cls)
+    def __init__(self, graph: CompiledGraph, queue: OutputQueue | None, value: Any = _PENDING) -> None:
+        # Made before its execution is submitted, which sets the index: a ref that is lost to an interrupt knows what to give up.
         self._graph = graph
         self._queue = queue
         self._index = -1
-        self._value = _PENDING
-        return self
-
-    @classmethod
-    def settled(cls, graph: CompiledGraph, value: Any) -> Ref:
-        """A ref for a part of the input that is also an output; it has its value from the start."""
-        self = cls.__new__(cls)
-        self._graph = graph
-        self._queue = None
-        self._index = -1
         self._value = value
-        return self
 
     def get(self, timeout: float | None = None) -> Any:
         """The value; blocks until it is there.
@@ -61,11 +48,10 @@ class Ref:
             ActorDiedError, ChannelClosedError: the value will never come.
             CapacityExceededError: earlier executions have more unfetched results than `max_buffered_results`.
         """
+        while self._value is _PENDING:  # twice at most: another thread may be about to leave the value here
+            assert self._queue is not None
+            self._queue.take(self, timeout)
         value = self._value
-        if value is _PENDING:
-            queue = self._queue
-            assert queue is not None
-            value = queue.take(self, timeout)
         if type(value) is Failure:
             raise self._graph.error_of(value)
         return value
