@@ -86,12 +86,13 @@ def compile(node: Any, **options: Any) -> CompiledGraph:
 
     Args:
         node: from `raycomm.bind`, from `actor.method.bind`, or a `MultiOutputNode` of such; both kinds can be mixed.
-        **options: settings by name, see `raycomm.options`; also from the environment as ``RAYCOMM_<NAME>``. Ray's underscored spellings are
+        **options: settings by name, see `raycomm.options`; also from the environment as ``RAYCOMM_<NAME>``. Ray's underscored
+        spellings are
             accepted.
 
     Returns:
-        The running graph, ready for `execute`. It is also a context manager that tears itself down. Blocks until every actor has answered,
-        which is as long as the slowest constructor takes; after 10 s it logs who is pending.
+        The running graph, ready for `execute`. It is also a context manager that tears itself down. Blocks until every actor
+        has answered, which is as long as the slowest constructor takes; after 10 s it logs who is pending.
 
     Raises:
         CompileError: wrong graph or options, an actor on another node, a missing package. Nothing is left running.
@@ -106,7 +107,7 @@ def compile(node: Any, **options: Any) -> CompiledGraph:
 
 
 def _ray_dag() -> tuple[Any, Any]:
-    """The adapter to Ray's graphs and the ref class that `ray.get` accepts; without Ray's Compiled Graphs, neither, and `ref.get()` it is."""
+    """The adapter to Ray's graphs and the ref class that `ray.get` accepts; without Ray's Compiled Graphs, `ref.get()` it is."""
     try:
         from raycomm.ray_dag.read import ADAPTER
         from raycomm.ray_dag.refs import RayRef

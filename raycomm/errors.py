@@ -103,7 +103,8 @@ class ChannelClosedError(ChannelError):
 
 
 class ActorDiedError(RaycommError):
-    """An actor of the graph, or its node, died. Attributes: `graph`, `actor`, `actor_id` (hex or None), `pid`, `node`, `execution`."""
+    """An actor of the graph, or its node, died. Attributes: `graph`, `actor`, `actor_id` (hex or None), `pid`, `node`,
+    `execution`."""
 
     graph: str | None = None
     actor: str | None = None
@@ -133,7 +134,8 @@ class SerializationError(RaycommError, TypeError):
 
 
 class SharedMemoryError(RaycommError, MemoryError):
-    """No memory for a block. Attributes: `graph`, `wanted_bytes`, `free_bytes`, `limit_bytes`, `holders` (text: who holds blocks)."""
+    """No memory for a block. Attributes: `graph`, `wanted_bytes`, `free_bytes`, `limit_bytes`, `holders` (text: who holds
+    blocks)."""
 
     graph: str | None = None
     wanted_bytes: int | None = None

@@ -75,7 +75,8 @@ class Options:
 
     @classmethod
     def load(cls, given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Options:
-        """The options of one graph: `given` wins over ``RAYCOMM_*`` in `environ` (default: this process's), which wins over defaults.
+        """The options of one graph: `given` wins over ``RAYCOMM_*`` in `environ` (default: this process's), which wins over
+        defaults.
 
         Raises:
             CompileError: an unknown option, or a value outside its range; the message names it and its source.
@@ -98,9 +99,13 @@ class Options:
             plain = RAY_SPELLINGS.get(name, name)
             if plain not in _PARSERS:
                 known = ", ".join(sorted(_PARSERS))
-                raise CompileError(f"unknown option {name!r}; known options are: {known}", argument=name, remedy=f"use one of: {known}")
+                raise CompileError(
+                    f"unknown option {name!r}; known options are: {known}", argument=name, remedy=f"use one of: {known}"
+                )
             if plain in given and plain != name:
-                raise CompileError(f"option {plain!r} was given twice, also as {name!r}; keep one", argument=name, remedy="keep one")
+                raise CompileError(
+                    f"option {plain!r} was given twice, also as {name!r}; keep one", argument=name, remedy="keep one"
+                )
             # Ray's buffer size is a whole channel's; here only what stays inline is bounded by it.
             values[plain] = min(value, _MAX_INLINE) if name == "_buffer_size_bytes" and isinstance(value, int) else value
         return replace(cls(), **values)

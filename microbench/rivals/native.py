@@ -40,7 +40,8 @@ def pingpong(processes: int, count: int) -> Sequence[int]:
     """
     options = Options()
     ring = _core.PingPong(processes, options.spin_us, options.yield_us)
-    with _partners([["ping", str(os.getpid()), str(ring.fd), str(party), str(processes), str(count)] for party in range(1, processes)]):
+    me = [str(os.getpid()), str(ring.fd)]
+    with _partners([["ping", *me, str(party), str(processes), str(count)] for party in range(1, processes)]):
         samples = []
         for number in range(1, count + 1):
             begin = time.perf_counter_ns()
@@ -60,6 +61,7 @@ def channel_pingpong(payload: bytes, count: int) -> Sequence[int]:
     arena = _arena(0)
     mine = arena.address
     with _partners([["echo", str(mine.pid), str(mine.fd), mine.nonce.hex(), str(count)]]) as (partner,):
+        assert partner.stdout is not None
         pid, fd, nonce = partner.stdout.readline().split()
         arena.attach(Address(1, int(pid), int(fd), bytes.fromhex(nonce)))
         arena.core.open_pool(0)

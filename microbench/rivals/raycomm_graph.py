@@ -20,6 +20,7 @@ class RaycommGraph:
 
     def open(self, topology: Topology) -> Calls:
         import ray
+
         import raycomm
         from raycomm import InputNode, MultiOutputNode
 

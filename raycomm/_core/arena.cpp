@@ -126,7 +126,7 @@ Mapping* Mapping::attach(int pid, int fd, std::span<const unsigned char, 16> non
                      std::to_string(kLayoutVersion));
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<uint64_t>(status.st_size) != copy.file_bytes ||
       copy.rings_offset < sizeof(ArenaHeader) + 8ull * copy.ring_count || copy.rings_offset > copy.blocks_offset ||
-      copy.blocks_offset > copy.file_bytes || table_end > copy.pool_offset || copy.pool_offset > copy.file_bytes)
+      copy.blocks_offset > copy.file_bytes || copy.blocks_offset % kLine != 0 || table_end > copy.pool_offset || copy.pool_offset > copy.file_bytes)
     throw ArenaError("the arena of process " + std::to_string(pid) + " has an impossible header");
   mapping->base_ = map(mapping->fd_, copy.file_bytes);
   if (!mapping->base_) fail("mmap of the arena of process " + std::to_string(pid), errno);
@@ -146,7 +146,7 @@ RingHeader& Mapping::ring(uint32_t channel, RingShape& shape) const {
   for (uint32_t i = 0; i < ring_count_; ++i) {
     uint64_t offset;
     std::memcpy(&offset, base_ + sizeof(ArenaHeader) + 8ull * i, 8);
-    if (offset < rings_offset_ || offset % kLine != 0 || offset + sizeof(RingHeader) > blocks_offset_)
+    if (offset < rings_offset_ || offset % kLine != 0 || offset > blocks_offset_ - sizeof(RingHeader))
       throw ArenaError("a ring lies outside its arena");
     RingHeader& ring = *reinterpret_cast<RingHeader*>(base_ + offset);
     if (ring.channel != channel) continue;

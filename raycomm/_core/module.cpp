@@ -242,9 +242,15 @@ NB_MODULE(_core, m) {
       .def_prop_ro("taken", &Reader::taken);
 
   nb::class_<PingPong>(m, "PingPong")
-      .def(nb::init<uint32_t, double, double>(), "parties"_a, "spin_us"_a, "yield_us"_a)
+      .def(nb::init<uint32_t, double, double, bool>(), "parties"_a, "spin_us"_a, "yield_us"_a, "slices"_a = true)
       .def_prop_ro("fd", &PingPong::fd)
-      .def_static("attach", &PingPong::attach, "pid"_a, "fd"_a, "spin_us"_a, "yield_us"_a)
+      .def_static("attach", [](int pid, int fd, double spin_us, double yield_us, bool slices) {
+        return PingPong::attach(pid, fd, spin_us, yield_us, slices).release();
+      }, nb::rv_policy::take_ownership, "pid"_a, "fd"_a, "spin_us"_a, "yield_us"_a, "slices"_a = true)
+      .def("meet", [](PingPong& p, uint32_t party, uint32_t other, uint64_t first, uint64_t rounds, uint32_t pauses, uint64_t seed, double timeout) {
+        GilRelease released;
+        return p.meet(party, other, first, rounds, pauses, seed, static_cast<int64_t>(timeout * 1e9));
+      }, "party"_a, "other"_a, "first"_a, "rounds"_a, "pauses"_a, "seed"_a, "timeout"_a)
       .def("wait", [](PingPong& p, uint32_t party, uint64_t value, double timeout) {
         bool ok;
         {

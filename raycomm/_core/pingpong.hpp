@@ -15,13 +15,13 @@ namespace raycomm {
 // One 256-byte cell per party: {value, doorbell}. A party waits for a value in its own cell; others post it there.
 class PingPong {
  public:
-  PingPong(uint32_t parties, double spin_us, double yield_us) : PingPong(spin_us, yield_us) {
+  PingPong(uint32_t parties, double spin_us, double yield_us, bool slices) : PingPong(spin_us, yield_us, slices) {
     fd_ = static_cast<int>(syscall(SYS_memfd_create, "raycomm-pingpong", MFD_CLOEXEC));
     if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(parties * sizeof(Cell))) != 0) throw std::runtime_error("no memory for a ping-pong");
     map(parties);
   }
-  static std::unique_ptr<PingPong> attach(int pid, int fd, double spin_us, double yield_us) {
-    std::unique_ptr<PingPong> self(new PingPong(spin_us, yield_us));
+  static std::unique_ptr<PingPong> attach(int pid, int fd, double spin_us, double yield_us, bool slices) {
+    std::unique_ptr<PingPong> self(new PingPong(spin_us, yield_us, slices));
     char path[64];
     std::snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
     self->fd_ = open(path, O_RDWR | O_CLOEXEC);
@@ -51,15 +51,29 @@ class PingPong {
     cell.value.store(value, std::memory_order_seq_cst);
     ring_bell(cell.bell);
   }
+  // Meets another party `rounds` times: each posts the round's number to the other, then waits for the other's. Pauses of a random length
+  // before every post let it fall on each moment of the other's way to its park. Returns the rounds done; fewer: a wake-up was lost, or
+  // the other did not come within `timeout_ns` (of one round).
+  uint64_t meet(uint32_t party, uint32_t other, uint64_t first, uint64_t rounds, uint32_t pauses, uint64_t seed, int64_t timeout_ns) {
+    uint64_t random = seed | 1;
+    for (uint64_t round = 0; round < rounds; ++round) {
+      random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+      for (uint64_t n = pauses == 0 ? 0 : random % pauses; n > 0; --n) cpu_pause();
+      post(other, first + round);
+      if (!wait(party, first + round, now_ns() + timeout_ns)) return round;
+    }
+    return rounds;
+  }
 
  private:
   struct Cell {
     alignas(128) std::atomic<uint64_t> value;
     alignas(128) Doorbell bell;
   };
-  PingPong(double spin_us, double yield_us) {
+  PingPong(double spin_us, double yield_us, bool slices) {
     policy_.spin_ns = static_cast<int64_t>(spin_us * 1e3);
     policy_.yield_ns = static_cast<int64_t>(yield_us * 1e3);
+    if (!slices) policy_.slice_ns = 3'600'000'000'000;
   }
   void map(uint32_t parties) {
     parties_ = parties;

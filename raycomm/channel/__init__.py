@@ -1,4 +1,5 @@
-"""Channels: how values move between the processes of a graph. Imports neither Ray nor torch; works between plain processes too."""
+"""Channels: how values move between the processes of a graph. Imports neither Ray nor torch; works between plain processes
+too."""
 
 from raycomm.channel.base import NO_LIMIT, Deadline, Reader, Writer
 from raycomm.channel.shm import Address, RingLayout, ShmArena, ShmReader, ShmWriter

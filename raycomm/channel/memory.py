@@ -9,7 +9,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def default_limit() -> int:
-    """Bytes of shared memory a graph may use by default: the smaller of a quarter of the machine's memory and half of what the cgroup leaves.
+    """Bytes of shared memory a graph may use by default: the smaller of a quarter of the machine's memory and half of what the
+    cgroup leaves.
 
     Under a cgroup limit the kernel kills instead of refusing memory, so the budget must stay below it.
     """

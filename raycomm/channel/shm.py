@@ -67,8 +67,8 @@ def slots_for(in_flight: int) -> int:
 class ShmArena:
     """This process's shared memory in one graph: owns its rings and blocks, and knows its peers'.
 
-    Use `create`. `close` wakes every waiter of every attached process. The memory itself is unmapped when this object, its readers and writers, and
-    every view of a received block are gone; views stay valid however late that is.
+    Use `create`. `close` wakes every waiter of every attached process. The memory itself is unmapped when this object, its
+    readers and writers, and every view of a received block are gone; views stay valid however late that is.
     """
 
     BLOCKS = 65536  # entries of the block table: at most so many blocks at once
@@ -80,7 +80,8 @@ class ShmArena:
 
     @classmethod
     def create(cls, process: int, rings: Sequence[RingLayout], options: Options, loops: int) -> ShmArena:
-        """Make the arena of `process`. `loops` is how many processes wait at once on this machine: it decides whether spinning pays.
+        """Make the arena of `process`. `loops` is how many processes wait at once on this machine: it decides whether spinning
+        pays.
 
         Raises:
             OSError: the memory for header and rings cannot be had.

@@ -7,5 +7,5 @@ from ray.experimental.compiled_dag_ref import CompiledDAGRef
 from raycomm.runtime.refs import Ref
 
 
-class RayRef(Ref, CompiledDAGRef):  # type: ignore[misc]
+class RayRef(Ref, CompiledDAGRef):
     """`Ref` under Ray's type. Everything of Ray's class is overridden."""

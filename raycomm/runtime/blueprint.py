@@ -39,8 +39,9 @@ class Prepared:
     problem: str | None = None
 
 
-# Besides the plan's channels a graph has control channels, read once each during set-up: one from the driver to all actors, which tells them
-# each other's addresses, and one from each actor back, which says "ready" or what went wrong. So set-up costs one Ray call per actor.
+# Besides the plan's channels a graph has control channels, read once each during set-up: one from the driver to all actors,
+# which tells them each other's addresses, and one from each actor back, which says "ready" or what went wrong. So set-up costs
+# one Ray call per actor.
 READY = "ready"
 
 

@@ -1,7 +1,9 @@
-"""From a node to a running graph: build, plan, verify, set up, hand over to the driver. The one place that knows the whole sequence.
+"""From a node to a running graph: build, plan, verify, set up, hand over to the driver. The one place that knows the whole
+sequence.
 
-Set-up costs one Ray call per actor, all at once: it makes the actor's memory and starts its loop, which then waits for the others' addresses on
-a channel in the driver's memory. If anything fails, everything made so far is closed and nothing is left behind.
+Set-up costs one Ray call per actor, all at once: it makes the actor's memory and starts its loop, which then waits for the
+others' addresses on a channel in the driver's memory. If anything fails, everything made so far is closed and nothing is left
+behind.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def compile_graph(node: object, options: Options, adapter: Adapter | None, ref_t
     plan = lower(graph, name)
     verify(plan)
     if not ray.is_initialized():
-        raise CompileError(f"graph {name!r}: Ray is not running in this process; call ray.init() first", remedy="call ray.init() first")
+        raise CompileError(
+            f"graph {name!r}: Ray is not running in this process; call ray.init() first", remedy="call ray.init() first"
+        )
     arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=len(plan.processes))
     arena.core.open_pool(DRIVER)
     try:
@@ -118,7 +122,8 @@ class _SetUp:
             raise self._died(process, str(error)) from error
         except ray.exceptions.RayError as error:
             raise CompileError(
-                f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)} refused: {error}. Is raycomm installed in its "
+                f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)} refused: {error}. Is "
+                "raycomm installed in its "
                 f"environment, in the driver's version?",
                 node=self._label(process),
                 remedy="install raycomm in the actor's environment",
@@ -155,7 +160,8 @@ class _SetUp:
         if self._deadline.over:
             kind: type[ChannelTimeoutError] = ray_errors.ChannelTimeoutError
             raise kind(
-                f"graph {self._plan.name!r} was not ready within {self._options.compile_timeout} s: {what}. An actor whose constructor still runs, "
+                f"graph {self._plan.name!r} was not ready within {self._options.compile_timeout} s: {what}. An actor "
+                "whose constructor still runs, "
                 f"or that has no resources, keeps it waiting; give a larger compile_timeout",
                 graph=self._plan.name,
                 limit_s=self._options.compile_timeout,
@@ -193,7 +199,7 @@ def _nothing(_instance: object) -> None:
 
 
 def _end_at_exit(graph: CompiledGraph) -> None:
-    """Let the loops leave before Ray's own exit hook ends the actors (hooks run last in, first out; Ray's was registered before)."""
+    """Let the loops leave before Ray's own exit hook ends the actors: hooks run last in, first out, and Ray's came first."""
     reference = weakref.ref(graph)
 
     def end() -> None:

@@ -2,8 +2,9 @@
 
     execute(x) ──► Writer.submit ──► input rings ──► actors' loops ──► output rings ──► Reader.fetch ──► results ──► ref.get()
 
-`submit` and `fetch` each do their whole work, waiting for their turn included, in one native call. So Ctrl-C, which can strike between any two
-Python instructions, never leaves a lock taken, an execution uncounted or a result lost, and any thread may call at any time.
+`submit` and `fetch` each do their whole work, waiting for their turn included, in one native call. So Ctrl-C, which can strike
+between any two Python instructions, never leaves a lock taken, an execution uncounted or a result lost, and any thread may call
+at any time.
 
 Each output channel has its own queue: results come in order and are kept by execution until their refs take them.
 """
@@ -19,9 +20,9 @@ from typing import Any, NoReturn
 from raycomm import _core
 from raycomm.channel import NO_LIMIT, Deadline, ShmArena, ShmReader, ShmWriter
 from raycomm.errors import RaycommError
+from raycomm.graph import Whole
 from raycomm.observe.board import Board
 from raycomm.options import Options, check_limit
-from raycomm.graph import Whole
 from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
 from raycomm.runtime import ray_errors
 from raycomm.runtime.loop import shared_memory_error
@@ -34,7 +35,8 @@ NEXT_NOTICE_S = 60.0
 
 
 class Notice:
-    """Says, after 10 s of waiting and then each minute, who waits for whom. A limit never has to pass before a user learns that."""
+    """Says, after 10 s of waiting and then each minute, who waits for whom. A limit never has to pass before a user learns
+    that."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
@@ -75,8 +77,8 @@ class OutputQueue:
             self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, first_of(timeout))
         except (_core.TimedOut, _core.Closed, _core.Overfull, _core.Misuse) as error:
             self._wait(ref, index, timeout, error)
-        # Taken before it was asked for: left with the ref before it leaves the results, so between the two it is in both, never in neither.
-        # (Missing there too: another thread has just done the same.)
+        # Taken before it was asked for: left with the ref before it leaves the results, so between the two it is in both, never
+        # in neither. (Missing there too: another thread has just done the same.)
         if index in self._results:
             try:
                 ref._value = self._results[index]
@@ -122,7 +124,7 @@ _FIRST_S = 1.0
 
 
 def first_of(limit: float | None) -> float:
-    """The first part of a wait, in seconds: what almost every wait gets by with, so nothing is prepared for what comes after it."""
+    """The first part of a wait, in seconds. Almost every wait gets by with it, so nothing is prepared for what comes after."""
     if limit is None or limit == NO_LIMIT:
         return _FIRST_S
     return min(check_limit("timeout", limit) if not limit >= 0 else limit, _FIRST_S)
@@ -190,7 +192,8 @@ class CompiledGraph:
 
         Raises:
             ArgumentError: wrong arguments. SerializationError: a value cannot be sent. SharedMemoryError: no memory for it.
-            ChannelTimeoutError, CapacityExceededError: no room. In all these cases nothing was submitted and the graph stays usable.
+            ChannelTimeoutError, CapacityExceededError: no room. In all these cases nothing was submitted and the graph stays
+                usable.
             ActorDiedError, ChannelClosedError: the graph has ended.
         """
         if self._plain is not None and len(args) == 1 and not kwargs:
@@ -236,7 +239,8 @@ class CompiledGraph:
                 if deadline.over:
                     self._raise(
                         ray_errors.ChannelTimeoutError,
-                        f"execute of graph {self.name!r} found no room within {limit} s, with {self.options.max_inflight} executions "
+                        f"execute of graph {self.name!r} found no room within {limit} s, with "
+                        f"{self.options.max_inflight} executions "
                         f"under way: {waits}. Fetch results, or give a larger timeout or max_inflight",
                         limit_s=limit,
                         waits_for=waits,
@@ -261,9 +265,9 @@ class CompiledGraph:
     def teardown(self, timeout: float | None = None) -> None:
         """End the loops. Returns within the limit whatever the actors do; idempotent, from any thread.
 
-        Actors whose method has returned are free at once, for plain calls and for the next graph. A method that still runs is not interrupted:
-        its actor is named in a warning, and its loop leaves when it returns. Results that were not fetched are gone; views of received
-        arrays and tensors stay valid.
+        Actors whose method has returned are free at once, for plain calls and for the next graph. A method that still runs is
+        not interrupted: its actor is named in a warning, and its loop leaves when it returns. Results that were not fetched are
+        gone; views of received arrays and tensors stay valid.
 
         Args:
             timeout: seconds; None: the graph's `teardown_timeout`, -1: no limit.
@@ -273,7 +277,8 @@ class CompiledGraph:
         late = self._wait_left(deadline)
         if late:
             logger.warning(
-                "graph %r is torn down, but after %s s still in a method: %s. They leave it when it returns; ray.kill ends them now",
+                "graph %r is torn down, but after %s s still in a method: %s. They leave it when it returns; ray.kill "
+                "ends them now",
                 self.name,
                 deadline.limit_s,
                 late,
@@ -331,7 +336,8 @@ class CompiledGraph:
         waits = self.board.blame(channel)
         self._raise(
             ray_errors.ChannelTimeoutError,
-            f"execution {execution} of graph {self.name!r} gave no result within {limit} s: {waits}. The ref stays usable: get it again, with a "
+            f"execution {execution} of graph {self.name!r} gave no result within {limit} s: {waits}. The ref stays "
+            "usable: get it again, with a "
             f"larger timeout",
             limit_s=limit,
             execution=execution,
@@ -347,7 +353,8 @@ class CompiledGraph:
             limit = self.options.max_buffered_results
             self._raise(
                 ray_errors.CapacityExceededError,
-                f"graph {self.name!r}: {limit} results of earlier executions wait unfetched, as many as max_buffered_results allows. Fetch them or "
+                f"graph {self.name!r}: {limit} results of earlier executions wait unfetched, as many as "
+                "max_buffered_results allows. Fetch them or "
                 f"drop their refs first, or compile with a larger max_buffered_results",
                 limit=limit,
                 count=limit,
@@ -363,7 +370,8 @@ class CompiledGraph:
             ray_errors.ActorDiedError,
             f"actor {label} (pid {pid}) of graph {self.name!r} {what}"
             + (f"; execution {execution} will give no result" if execution is not None else "")
-            + ". The other actors are free; tear the graph down and compile a new one without it, or with it once it has restarted",
+            + ". The other actors are free; tear the graph down and compile a new one without it, or with it once it "
+            "has restarted",
             actor=label,
             actor_id=self._actor_ids.get(process),
             pid=pid,

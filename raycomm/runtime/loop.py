@@ -1,7 +1,8 @@
 """The loop of one actor: its list of actions as prepared closures, run over and over. No policy here; the plan has it all.
 
-A value on its way is what a method returned, or a `Failure`: what a method raised, or a message that could not be decoded or sent. A call one of whose
-arguments is a failure is skipped, and the failure passed on in its place, so every channel carries exactly one message per execution.
+A value on its way is what a method returned, or a `Failure`: what a method raised, or a message that could not be decoded or
+sent. A call one of whose arguments is a failure is skipped, and the failure passed on in its place, so every channel carries
+exactly one message per execution.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Loop:
         return steps
 
     def _relay(self) -> Step | None:
-        """The commonest list, one read, one call on what was read, one write, as one closure without registers; None for any other list."""
+        """The commonest list (one read, one call on what was read, one write) as one closure; None for any other list."""
         match self._actor.actions:
             case (Read() as source, Compute(kwargs=()) as call, Write(channels=(channel,)), Release()):
                 if call.args != (Register(source.register),) or len(call.outputs) != 1:
@@ -267,10 +268,12 @@ def shared_memory_error(error: _core.PoolFull, plan: Plan, what: str) -> SharedM
     """The error a user sees when no block can be had: who holds how much, and what to do."""
     wanted, free, limit, errno, holders = error.args
     mib = 1 << 20
-    held = ", ".join(f"{plan.processes[process].label} {size / mib:.1f} MiB" for process, size in sorted(holders.items())) or "nobody"
+    amounts = [f"{plan.processes[process].label} {size / mib:.1f} MiB" for process, size in sorted(holders.items())]
+    held = ", ".join(amounts) or "nobody"
     system = f" (the system refused: errno {errno})" if errno else ""
     return SharedMemoryError(
-        f"graph {plan.name!r}: no {wanted / mib:.1f} MiB of shared memory for {what}{system}: {free / mib:.1f} MiB free of {limit / mib:.0f} MiB; "
+        f"graph {plan.name!r}: no {wanted / mib:.1f} MiB of shared memory for {what}{system}: {free / mib:.1f} MiB "
+        f"free of {limit / mib:.0f} MiB; "
         f"blocks are held by: {held}. Let go of received arrays and tensors, or compile with a larger shm_limit_bytes",
         graph=plan.name,
         wanted_bytes=wanted,

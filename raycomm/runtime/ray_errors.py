@@ -1,7 +1,7 @@
 """What the driver raises: our errors that are also Ray's, so that code written for `ray.get` keeps catching what it caught.
 
-`except` looks at real bases only, so each class below derives from ours and from Ray's, where this Ray has it: the three channel exceptions
-leave with Ray's Compiled Graphs, and `raycomm` must go on without them.
+`except` looks at real bases only, so each class below derives from ours and from Ray's, where this Ray has it: the three
+channel exceptions leave with Ray's Compiled Graphs, and `raycomm` must go on without them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CapacityExceededError = _also(errors.CapacityExceededError, "RayCgraphCapacityEx
 def raised_by_method(failure: Failure, graph: str) -> BaseException:
     """The exception that `get` raises for a failed execution.
 
-    It is an instance of the user's own type and of Ray's `RayTaskError`, as with plain actor calls, and shows the remote traceback. Ray's
-    error types raised in a method, and ours, are raised as they are.
+    It is an instance of the user's own type and of Ray's `RayTaskError`, as with plain actor calls, and shows the remote
+    traceback. Ray's error types raised in a method, and ours, are raised as they are.
     """
     where = f"raised by {failure.origin} in execution {failure.execution} of graph {graph!r}"
     cause = failure.exception
@@ -40,7 +40,8 @@ def raised_by_method(failure: Failure, graph: str) -> BaseException:
         return cause
     text = failure.traceback if failure.traceback.strip() else f"{failure.type_name}: {failure.message}\n"
     shown = cause if isinstance(cause, Exception) else RuntimeError(f"{failure.type_name}: {failure.message}")
-    error = ray.exceptions.RayTaskError(failure.origin, text, shown).as_instanceof_cause()
+    task_error: Any = ray.exceptions.RayTaskError
+    error = task_error(failure.origin, text, shown).as_instanceof_cause()
     assert isinstance(error, BaseException)
     error.add_note(where)
     return error

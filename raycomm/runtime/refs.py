@@ -19,7 +19,8 @@ _LAST_POLL_S = 0.005
 class Ref:
     """What `CompiledGraph.execute` returns. Belongs to the process that compiled the graph; any of its threads may use it.
 
-    The value is kept until the ref dies. A ref that dies unfetched gives its place up without blocking; the value is then never decoded.
+    The value is kept until the ref dies. A ref that dies unfetched gives its place up without blocking; the value is then never
+    decoded.
     """
 
     __slots__ = ("__weakref__", "_graph", "_index", "_queue", "_value")

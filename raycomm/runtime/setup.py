@@ -1,7 +1,8 @@
 """Runs in an actor: one call that makes its memory, and the thread that then loops.
 
-The thread is the loop's own, not a pending Ray call: an actor has one thread for `_ray_system` calls, shared with Ray Direct Transport, so a second
-graph's loop would wait for the first to end. It inherits the context variables of the thread the constructor ran on.
+The thread is the loop's own, not a pending Ray call: an actor has one thread for `_ray_system` calls, shared with Ray Direct
+Transport, so a second graph's loop would wait for the first to end. It inherits the context variables of the thread the
+constructor ran on.
 """
 
 from __future__ import annotations
@@ -60,13 +61,15 @@ def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
 def _cannot_take_part(instance: Any, blueprint: Blueprint, node: str) -> str | None:
     if (blueprint.version, blueprint.layout) != (__version__, _core.LAYOUT_VERSION):
         return (
-            f"the driver has raycomm {blueprint.version} with memory layout {blueprint.layout}, this actor has raycomm {__version__} with layout "
+            f"the driver has raycomm {blueprint.version} with memory layout {blueprint.layout}, this actor has "
+            f"raycomm {__version__} with layout "
             f"{_core.LAYOUT_VERSION}; install the same version in both environments"
         )
     here = ray.get_runtime_context().get_node_id()
     if here != blueprint.driver_node:
         return (
-            f"it runs on node {node} and the driver on node {blueprint.driver_node}; edges between nodes are not available in this version, "
+            f"it runs on node {node} and the driver on node {blueprint.driver_node}; edges between nodes are not "
+            "available in this version, "
             f"place all actors on the driver's node"
         )
     for action in blueprint.plan.actors[blueprint.process - 1].actions:
@@ -102,7 +105,9 @@ def _serve(instance: Any, blueprint: Blueprint, arena: ShmArena) -> None:
         arena.close(*arena.closed)
     except SystemExit as error:
         # exit_actor, or sys.exit in a method: the actor is going away, and so is what depends on it.
-        logger.warning("graph %r: a method of %s left with %r; the graph is closed", plan.name, plan.processes[process].label, error)
+        logger.warning(
+            "graph %r: a method of %s left with %r; the graph is closed", plan.name, plan.processes[process].label, error
+        )
         arena.close(_core.CLOSED_FAILED, process)
     except BaseException:
         logger.exception("graph %r: the loop of %s failed; the graph is closed", plan.name, plan.processes[process].label)

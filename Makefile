@@ -1,0 +1,62 @@
+# Every target works alone in a fresh clone: what it needs is set up first, in .venv, pinned by constraints.txt.
+# Needs: Linux, Python 3.11 or newer, a C++20 compiler, make.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+CORE := $(wildcard raycomm/_core/*)
+SOAK ?= --executions 1000000
+
+.PHONY: bench bench-check test lint unit slow sanitize cross wheel soak clean
+
+bench: $(VENV)/built
+	$(PY) -m microbench.accelerated_dag_gpu --json bench.json
+
+bench-check: $(VENV)/built
+	test -f bench.json || $(MAKE) bench
+	$(PY) -m microbench.check bench.json
+
+test: lint unit
+
+lint: $(VENV)/built
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+unit: $(VENV)/built
+	$(PY) -m pytest -m "not slow"
+
+slow: $(VENV)/built sanitize cross wheel
+	$(PY) -m pytest -m slow
+	$(PY) -m tests.soak --executions 20000 --seconds 120
+
+sanitize: $(VENV)/built
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash tests/native/run.sh
+
+cross: $(VENV)/built
+	bash tests/native/cross_arm64.sh $(PY)
+
+wheel: $(VENV)/built
+	rm -rf dist
+	$(PY) -m build --wheel --no-isolation --outdir dist .
+
+soak: $(VENV)/built
+	$(PY) -m tests.soak $(SOAK)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# torch first and pinned: asked for by another package it would be a CUDA build of several gigabytes.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raycomm needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) nanobind scikit-build-core cmake ninja
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-build-isolation --editable '.[bench,dev]'
+	touch $(VENV)/installed $(VENV)/built
+
+# The native core alone changed: build it again, install nothing else.
+$(VENV)/built: $(VENV)/installed $(CORE)
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-build-isolation --no-deps --editable .
+	touch $(VENV)/built
