@@ -16,6 +16,7 @@ Importing this package loads neither Ray nor torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -99,7 +100,11 @@ def compile(node: Any, **options: Any) -> CompiledGraph:
         ActorDiedError: an actor is dead.
         ChannelTimeoutError: `compile_timeout` passed.
     """
+    from raycomm.errors import CompileError
     from raycomm.options import Options
+
+    if sys.platform != "linux":
+        raise CompileError(f"raycomm runs graphs on Linux (memfd, futex, pidfd); this is {sys.platform}")
     from raycomm.runtime.compile import compile_graph
 
     adapter, ref_type = _ray_dag()

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "copy.hpp"
 #include "gil.hpp"
 
 namespace raycomm {
@@ -162,7 +163,7 @@ bool Writer::stage_and_publish() {
   }
   const auto copy = [this] {
     for (const auto& staged : staged_)
-      for (const auto& piece : staged.copies) std::memcpy(piece.to, piece.from, piece.bytes);
+      for (const auto& piece : staged.copies) bulk_copy(piece.to, piece.from, piece.bytes);
   };
   if (bytes >= kReleaseGilFrom) {
     GilRelease released;

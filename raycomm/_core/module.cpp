@@ -247,10 +247,10 @@ NB_MODULE(_core, m) {
       .def_static("attach", [](int pid, int fd, double spin_us, double yield_us, bool slices) {
         return PingPong::attach(pid, fd, spin_us, yield_us, slices).release();
       }, nb::rv_policy::take_ownership, "pid"_a, "fd"_a, "spin_us"_a, "yield_us"_a, "slices"_a = true)
-      .def("meet", [](PingPong& p, uint32_t party, uint32_t other, uint64_t first, uint64_t rounds, uint32_t pauses, uint64_t seed, double timeout) {
+      .def("rally", [](PingPong& p, uint32_t party, uint32_t other, bool serves, uint64_t rounds, uint32_t pauses, uint64_t seed, double timeout) {
         GilRelease released;
-        return p.meet(party, other, first, rounds, pauses, seed, static_cast<int64_t>(timeout * 1e9));
-      }, "party"_a, "other"_a, "first"_a, "rounds"_a, "pauses"_a, "seed"_a, "timeout"_a)
+        return p.rally(party, other, serves, rounds, pauses, seed, static_cast<int64_t>(timeout * 1e9));
+      }, "party"_a, "other"_a, "serves"_a, "rounds"_a, "pauses"_a, "seed"_a, "timeout"_a)
       .def("wait", [](PingPong& p, uint32_t party, uint64_t value, double timeout) {
         bool ok;
         {

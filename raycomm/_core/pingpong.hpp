@@ -51,16 +51,18 @@ class PingPong {
     cell.value.store(value, std::memory_order_seq_cst);
     ring_bell(cell.bell);
   }
-  // Meets another party `rounds` times: each posts the round's number to the other, then waits for the other's. Pauses of a random length
-  // before every post let it fall on each moment of the other's way to its park. Returns the rounds done; fewer: a wake-up was lost, or
+  // Plays `rounds` rounds with another party: one serves (posts the round's number, then waits for the answer), the other waits, then answers.
+  // A pause of random length before each wait lets the other's post fall on each moment of the way to the park, and nobody posts twice
+  // before the answer has come, so that nothing makes up for a wake-up that was lost. Returns the rounds played; fewer: one was lost, or
   // the other did not come within `timeout_ns` (of one round).
-  uint64_t meet(uint32_t party, uint32_t other, uint64_t first, uint64_t rounds, uint32_t pauses, uint64_t seed, int64_t timeout_ns) {
+  uint64_t rally(uint32_t party, uint32_t other, bool serves, uint64_t rounds, uint32_t pauses, uint64_t seed, int64_t timeout_ns) {
     uint64_t random = seed | 1;
-    for (uint64_t round = 0; round < rounds; ++round) {
+    for (uint64_t round = 1; round <= rounds; ++round) {
       random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+      if (serves) post(other, round);
       for (uint64_t n = pauses == 0 ? 0 : random % pauses; n > 0; --n) cpu_pause();
-      post(other, first + round);
-      if (!wait(party, first + round, now_ns() + timeout_ns)) return round;
+      if (!wait(party, round, now_ns() + timeout_ns)) return round - 1;
+      if (!serves) post(other, round);
     }
     return rounds;
   }

@@ -36,7 +36,7 @@ void Pool::collect() {
     BlockHeader& block = own_->block(index);
     entry = block.next_free.load(std::memory_order_relaxed);
     bool held = false;
-    for (auto& word : block.holders) held |= word.load(std::memory_order_acquire) != 0;
+    for (auto& word : block.holders) held |= word.load(std::memory_order_acquire) != 0;  // ORDER let-go: pairs with fetch_and in let_go
     if (records_[index].state == State::published && !held) make_free(index);
   }
 }
@@ -45,7 +45,7 @@ void Pool::scan() {
   for (uint32_t index = 0; index < records_.size(); ++index) {
     if (records_[index].state != State::published) continue;
     bool held = false;
-    for (auto& word : own_->block(index).holders) held |= word.load(std::memory_order_acquire) != 0;
+    for (auto& word : own_->block(index).holders) held |= word.load(std::memory_order_acquire) != 0;  // ORDER let-go, as in collect
     if (!held) make_free(index);
   }
 }

@@ -127,7 +127,7 @@ def first_of(limit: float | None) -> float:
     """The first part of a wait, in seconds. Almost every wait gets by with it, so nothing is prepared for what comes after."""
     if limit is None or limit == NO_LIMIT:
         return _FIRST_S
-    return min(check_limit("timeout", limit) if not limit >= 0 else limit, _FIRST_S)
+    return min(check_limit("timeout", limit), _FIRST_S)
 
 
 def rest_of(limit: float | None) -> Deadline:
@@ -253,6 +253,8 @@ class CompiledGraph:
         oldest_allowed = self._writer.published - self.options.max_inflight
         for queue in self._queues.values():
             if oldest_allowed >= queue.reader.taken:
+                if len(queue._results) >= self.options.max_buffered_results:
+                    raise _core.Overfull
                 queue.reader.fetch(
                     None,
                     queue._results,

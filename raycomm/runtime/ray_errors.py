@@ -14,11 +14,24 @@ from raycomm import errors
 from raycomm.codec import Failure
 
 
+class _OfRay(Exception):
+    """Stands between ours and Ray's, whose constructors take something else than a text (ActorDiedError asserts that), or do not
+    hand it on: an OSError, which a TimeoutError is, then has no text at all.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        if isinstance(self, ray.exceptions.RayActorError):
+            ray.exceptions.RayActorError.__init__(self, error_msg=message)
+        elif isinstance(self, ray.exceptions.RaySystemError):
+            ray.exceptions.RaySystemError.__init__(self, message)
+        self.args = (message,)
+
+
 def _also(ours: type[errors.RaycommError], ray_name: str) -> type[Any]:
     theirs = getattr(ray.exceptions, ray_name, None)
     if theirs is None:
         return ours
-    return type(ours.__name__, (ours, theirs), {"__module__": __name__, "__doc__": ours.__doc__})
+    return type(ours.__name__, (ours, _OfRay, theirs), {"__module__": __name__, "__doc__": ours.__doc__})
 
 
 ChannelTimeoutError = _also(errors.ChannelTimeoutError, "RayChannelTimeoutError")

@@ -1,4 +1,4 @@
-"""One local Ray per test module, and what the tests on real actors share."""
+"""What the tests on real actors share. The cluster is `tests/conftest.py`'s."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from tests.ray.workers import Gate
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A local Ray, shared by a module's tests."""
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture

@@ -198,6 +198,16 @@ class WorkerBody:
         return ray.get(ray.put(x))
 
 
+class Asynchronous:
+    """An actor of asynchronous methods."""
+
+    async def method(self, x: Any) -> Any:
+        return x
+
+    async def stream(self, x: Any) -> Any:
+        yield x
+
+
 def vitals() -> dict[str, int]:
     """Descriptors, raycomm's memfds among them (mappings too), and threads of this process."""
     descriptors = os.listdir("/proc/self/fd")

@@ -1,0 +1,319 @@
+"""Time limits, room for executions, buffered results, shared memory: what happens when something runs out."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import ray.exceptions
+import torch
+
+import raycomm
+from raycomm import (
+    CapacityExceededError,
+    ChannelTimeoutError,
+    InputNode,
+    MultiOutputNode,
+    SharedMemoryError,
+    bind,
+)
+from tests.ray.workers import PATIENCE_S, Gate, Opaque, start
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(scope="module")
+def workers(cluster: None) -> list[Any]:
+    return start(3)
+
+
+def chain(*methods: Any) -> Any:
+    """input -> each method in turn."""
+    with InputNode() as x:
+        value: Any = x
+        for method in methods:
+            value = bind(method, value)
+    return value
+
+
+def held(workers: list[Any], gate: Gate) -> Any:
+    """input -> w0 holds at the gate -> w1 passes on."""
+    with InputNode() as x:
+        return bind(workers[1].echo, bind(workers[0].hold, x, gate.path))
+
+
+@pytest.mark.parametrize("limit", [0, 0.0, 0.02])
+def test_a_get_that_passes_its_limit_can_be_repeated(workers: list[Any], gate: Gate, limit: float) -> None:
+    with raycomm.compile(held(workers, gate), name="g") as graph:
+        ref = graph.execute(5)
+        gate.wait_entered()
+        for _ in range(3):
+            begin = time.monotonic()
+            with pytest.raises(ChannelTimeoutError) as caught:
+                ref.get(timeout=limit)
+            assert limit <= time.monotonic() - begin < PATIENCE_S
+        assert isinstance(caught.value, TimeoutError)
+        assert isinstance(caught.value, ray.exceptions.RayChannelTimeoutError)
+        assert (caught.value.limit_s, caught.value.execution) == (limit, 0)
+        gate.open()
+        assert ref.get(timeout=PATIENCE_S) == 5
+        assert ref.get(timeout=0) == 5
+
+
+def test_a_time_out_says_who_waits_for_whom(workers: list[Any], gate: Gate) -> None:
+    with raycomm.compile(held(workers, gate), name="g") as graph:
+        ref = graph.execute(5)
+        gate.wait_entered()
+        with pytest.raises(ChannelTimeoutError) as caught:
+            ref.get(timeout=0.05)
+        text = str(caught.value)
+        pids = ray.get([worker.pid.remote() for worker in workers[:2]])
+        labels = [process.label for process in graph.plan.processes[1:]]
+        assert "execution 0 of graph 'g'" in text
+        assert f"{labels[1]} (pid {pids[1]}, alive) waits to read {labels[0]}.hold" in text
+        assert f"{labels[0]} (pid {pids[0]}, alive) computes hold" in text
+        assert "get it again" in text
+        assert caught.value.waits_for in text
+        assert caught.value.graph == "g"
+        gate.open()
+        assert ref.get(timeout=PATIENCE_S) == 5
+
+
+@pytest.mark.parametrize("limit", [None, -1, -1.0, 60, 1e12, float("inf")])
+def test_limits_that_do_not_pass(workers: list[Any], limit: Any) -> None:
+    with raycomm.compile(chain(workers[0].echo, workers[1].echo)) as graph:
+        assert graph.execute(1, timeout=limit).get(timeout=limit) == 1
+
+
+@pytest.mark.parametrize("limit", [-2, -0.5, float("nan"), "5", True])
+def test_what_is_no_limit(workers: list[Any], limit: Any) -> None:
+    with raycomm.compile(chain(workers[0].echo)) as graph:
+        ref = graph.execute(1)
+        with pytest.raises(ValueError, match="is not a time limit"):
+            ref.get(timeout=limit)
+        with pytest.raises(ValueError, match="is not a time limit"):
+            graph.execute(2, timeout=limit)
+        with pytest.raises(ValueError, match="is not a time limit"):
+            graph.teardown(timeout=limit)
+        assert (ref.get(), graph.execute(3).get()) == (1, 3)
+
+
+def test_the_graphs_own_limits(workers: list[Any], gate: Gate) -> None:
+    with raycomm.compile(held(workers, gate), get_timeout=0.03, submit_timeout=0.02, max_inflight=1) as graph:
+        ref = graph.execute(5)
+        with pytest.raises(ChannelTimeoutError, match=r"within 0\.03 s"):
+            ref.get()
+        with pytest.raises(ChannelTimeoutError, match=r"no room within 0\.02 s"):
+            graph.execute(6)
+        with pytest.raises(ChannelTimeoutError, match=r"within 0\.01 s"):
+            ref.get(timeout=0.01)
+        gate.open()
+        assert ref.get(timeout=-1) == 5
+
+
+def test_a_limit_of_ray_get(workers: list[Any], gate: Gate) -> None:
+    with raycomm.compile(held(workers, gate)) as graph:
+        refs = [graph.execute(value) for value in range(3)]
+        with pytest.raises(ray.exceptions.RayChannelTimeoutError):
+            ray.get(refs[1], timeout=0.02)
+        gate.open()
+        assert ray.get(refs, timeout=PATIENCE_S) == [0, 1, 2]
+
+
+def test_execute_waits_for_room(workers: list[Any], gate: Gate) -> None:
+    with raycomm.compile(held(workers, gate), max_inflight=3, name="g") as graph:
+        refs = [graph.execute(value) for value in range(3)]
+        gate.wait_entered()
+        for limit in (0, 0.02):
+            with pytest.raises(ChannelTimeoutError, match="no room") as caught:
+                graph.execute(99, timeout=limit)
+        text = str(caught.value)
+        assert "3 executions under way" in text
+        assert "computes hold" in text
+        assert "alive" in text
+        assert "max_inflight" in text
+        gate.open()
+        refs.append(graph.execute(3, timeout=PATIENCE_S))
+        # What timed out was not submitted, and nothing has shifted.
+        assert ray.get(refs) == [0, 1, 2, 3]
+
+
+def test_execute_moves_results_aside(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].echo, workers[1].echo), max_inflight=2, max_buffered_results=50) as graph:
+        refs = [graph.execute(value) for value in range(50)]
+        assert [ref.get() for ref in reversed(refs)] == list(reversed(range(50)))
+
+
+def test_results_of_several_outputs_are_moved_aside(workers: list[Any]) -> None:
+    with InputNode() as x:
+        a = bind(workers[0].echo, x)
+        b = bind(workers[1].add, a)
+    with raycomm.compile(MultiOutputNode([a, b]), max_inflight=2) as graph:
+        rows = [graph.execute(value) for value in range(40)]
+        assert [second.get() for _, second in rows] == list(range(1, 41))
+        assert [first.get() for first, _ in rows] == list(range(40))
+
+
+def test_too_many_unfetched_results(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].echo), max_inflight=2, max_buffered_results=5, name="g") as graph:
+        refs = []
+        with pytest.raises(CapacityExceededError) as caught:
+            for value in range(100):
+                refs.append(graph.execute(value, timeout=PATIENCE_S))
+        assert 5 <= len(refs) <= 7  # five aside, up to two under way
+        assert isinstance(caught.value, ray.exceptions.RayCgraphCapacityExceeded)
+        assert (caught.value.limit, caught.value.count) == (5, 5)
+        assert "max_buffered_results" in str(caught.value)
+        assert "'g'" in str(caught.value)
+        with pytest.raises(CapacityExceededError):  # as often as it is tried
+            graph.execute(0)
+        assert [ref.get() for ref in refs] == list(range(len(refs)))
+        assert graph.execute(7).get() == 7
+
+
+def test_get_out_of_order_is_bounded_too(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].echo), max_inflight=8, max_buffered_results=3) as graph:
+        refs = [graph.execute(value) for value in range(8)]
+        with pytest.raises(CapacityExceededError, match="max_buffered_results"):
+            refs[7].get()
+        assert [ref.get() for ref in refs] == list(range(8))
+
+
+def test_dropped_refs_free_their_places(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].echo), max_inflight=2, max_buffered_results=3) as graph:
+        for value in range(200):
+            graph.execute(value, timeout=PATIENCE_S)  # far more than could be kept
+        kept = [graph.execute(value) for value in range(4)]
+        del kept[1]
+        assert [ref.get() for ref in kept] == [0, 2, 3]
+        for _ in range(100):
+            refs = [graph.execute(value) for value in range(3)]
+            assert refs[2].get() == 2  # two are moved aside, and dropped from there
+            del refs
+        assert graph.execute(9).get() == 9
+
+
+def test_dropped_results_release_their_memory(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].zeros), shm_limit_bytes=8 << 20) as graph:
+        for _ in range(50):
+            graph.execute(2 << 20)
+        assert graph.execute(2 << 20).get().nbytes == 2 << 20
+
+
+def test_many_executions_in_a_row(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].add, workers[1].add)) as graph:
+        assert [graph.execute(value).get() for value in range(1000)] == list(range(2, 1002))
+
+
+def test_a_failed_execute_takes_no_place(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].echo), max_inflight=2) as graph:
+        for _ in range(20):
+            with pytest.raises(TypeError):
+                graph.execute(Opaque(), timeout=PATIENCE_S)
+        refs = [graph.execute(value, timeout=PATIENCE_S) for value in range(10)]
+        assert ray.get(refs) == list(range(10))
+
+
+def test_no_memory_for_the_input(workers: list[Any]) -> None:
+    """The actor holds every array it is sent until the pool is full."""
+    worker = start(1)[0]
+    with raycomm.compile(chain(worker.keep), shm_limit_bytes=16 << 20, name="g") as graph:
+        sent = 0
+        with pytest.raises(SharedMemoryError) as caught:
+            for _ in range(100):
+                assert graph.execute(np.zeros(3 << 20, np.uint8), timeout=PATIENCE_S).get() == sent + 1
+                sent += 1
+        assert 3 <= sent <= 5
+        error = caught.value
+        assert isinstance(error, MemoryError)
+        assert (error.graph, error.limit_bytes, error.wanted_bytes >= 3 << 20) == ("g", 16 << 20, True)
+        assert "WorkerBody" in str(error.holders)
+        for part in ("'g'", "the input", "WorkerBody", "shm_limit_bytes", "Let go"):
+            assert part in str(error)
+        assert graph.execute(5).get() == sent + 1  # a small one still passes
+        ray.get(worker.let_go.remote())
+        assert graph.execute(np.zeros(3 << 20, np.uint8)).get() == 1
+        ray.get(worker.let_go.remote())
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_no_memory_for_a_result(workers: list[Any], kind: str) -> None:
+    """The driver holds every result until the actor's pool is full: that execution fails, the graph goes on."""
+    method = workers[0].zeros if kind == "numpy" else workers[0].echo
+    argument: Any = 3 << 20 if kind == "numpy" else torch.zeros(3 << 20, dtype=torch.uint8)
+    views: list[Any] = []
+    with raycomm.compile(chain(method), shm_limit_bytes=24 << 20, name="g") as graph:
+        with pytest.raises(SharedMemoryError) as caught:
+            for _ in range(100):
+                views.append(graph.execute(argument).get())
+        assert 3 <= len(views) <= 8
+        assert "driver" in str(caught.value.holders)
+        assert "shm_limit_bytes" in str(caught.value)
+        del caught
+        assert all(int(view.sum()) == 0 for view in views)
+        views.clear()
+        for _ in range(20):
+            assert graph.execute(argument).get().nbytes == 3 << 20
+
+
+def test_a_small_view_of_a_big_array_holds_it(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].zeros), shm_limit_bytes=8 << 20) as graph:
+        slices = []
+        with pytest.raises(SharedMemoryError):
+            for _ in range(20):
+                slices.append(graph.execute(2 << 20).get()[:1])
+        slices.clear()
+        assert graph.execute(2 << 20).get().nbytes == 2 << 20
+
+
+def test_a_result_larger_than_the_pool(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].zeros), shm_limit_bytes=4 << 20) as graph:
+        with pytest.raises(SharedMemoryError, match=r"no 8\.0 MiB of shared memory.*of 4 MiB"):
+            graph.execute(8 << 20).get()
+        assert graph.execute(10).get().nbytes == 10
+
+
+def test_a_compile_that_passes_its_limit(workers: list[Any], gate: Gate) -> None:
+    """An actor that is busy with a plain call when the graph is compiled."""
+    worker = start(1)[0]
+    busy = worker.hold.remote(1, gate.path)
+    gate.wait_entered()
+    with pytest.raises(ChannelTimeoutError, match=r"not ready within 0\.2 s.*WorkerBody") as caught:
+        raycomm.compile(chain(workers[0].echo, worker.echo), compile_timeout=0.2, name="g")
+    assert "compile_timeout" in str(caught.value)
+    assert caught.value.limit_s == 0.2
+    gate.open()
+    assert ray.get(busy) == 1
+    # Neither actor runs a loop: not the one that had been ready, not the one that answered too late.
+    for actor in (workers[0], worker):
+        end = time.monotonic() + PATIENCE_S
+        while ray.get(actor.vitals.remote())["loops"]:
+            assert time.monotonic() < end
+    with raycomm.compile(chain(workers[0].echo, worker.echo)) as graph:
+        assert graph.execute(1).get() == 1
+
+
+def test_a_forked_data_loader_does_no_harm(workers: list[Any]) -> None:
+    """Worker processes inherit received tensors, index them and exit; the parent's memory stays as it was."""
+    with raycomm.compile(chain(workers[0].echo), shm_limit_bytes=32 << 20) as graph:
+        sent = torch.arange(1 << 20, dtype=torch.int32)
+        got = graph.execute(sent).get()
+        loader = torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(got.view(64, -1)), batch_size=4, num_workers=2, multiprocessing_context="fork"
+        )
+        for _ in range(2):
+            assert sum(int(batch[0][:, 0].to(torch.int64).sum()) for batch in loader) == int(sent.view(64, -1)[:, 0].sum())
+        # The block is still this tensor's: what comes now lies elsewhere.
+        for value in range(5):
+            other = graph.execute(torch.full((1 << 20,), value, dtype=torch.int32)).get()
+            assert int(other[-1]) == value
+        assert torch.equal(got, sent)
+        del got, other, loader
+        views = []
+        with pytest.raises(SharedMemoryError):
+            for _ in range(20):
+                views.append(graph.execute(sent).get())
+        assert len(views) >= 2
