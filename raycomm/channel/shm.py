@@ -15,7 +15,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raycomm.channel import memory
 from raycomm.errors import ChannelError
@@ -133,7 +133,3 @@ class ShmArena:
     def closed(self) -> tuple[int, int]:
         """(reason, process concerned); reason 0 while open."""
         return self.core.closed
-
-    def describe(self) -> dict[str, Any]:
-        """What can be compared between processes before anything is attached."""
-        return {"layout": _core.LAYOUT_VERSION, "pid": self.address.pid}

@@ -105,7 +105,7 @@ def decode_failure(payload: Buffer, buffers: Sequence[Buffer] = ()) -> Failure:
         exception = _decode_exception(form, body, views)
     except Exception:
         exception = None
-    return Failure(exception, kind, text, trace, origin, execution, (bytes(data), [bytes(view) for view in views]))
+    return Failure(exception, kind, text, trace, origin, execution, (bytes(payload), [bytes(view) for view in views]))
 
 
 def undecodable(error: BaseException, execution: int) -> Failure:

@@ -77,8 +77,13 @@ class _SetUp:
 
     def run(self) -> list[Address]:
         """Prepare all actors, tell them each other's addresses, wait until all are ready."""
-        addresses = self._prepare()
         control = self._arena.writer([address_channel(self._plan)])
+        try:
+            addresses = self._prepare()
+        except BaseException:
+            # Closing reaches those whose arena is attached here. Others wait for this message, or will once they answer.
+            control.write(None)
+            raise
         control.write([(address.process, address.pid, address.fd, address.nonce) for address in addresses])
         for address in addresses:
             self._await_ready(address)

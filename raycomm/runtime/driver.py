@@ -218,15 +218,15 @@ class CompiledGraph:
         try:
             if self._writer.submit(values, refs, self._readers, self.options.max_inflight, first_of(limit)):
                 return
+            deadline = Deadline(limit)  # turned away at once: too many are under way
         except _core.TimedOut:
-            pass
+            deadline = rest_of(limit)
         except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
             self.raise_native(error, None, None)
-        self._submit_later(values, refs, limit)
+        self._submit_later(values, refs, limit, deadline)
 
-    def _submit_later(self, values: tuple[Any, ...], refs: tuple[Ref, ...], limit: float | None) -> None:
+    def _submit_later(self, values: tuple[Any, ...], refs: tuple[Ref, ...], limit: float | None, deadline: Deadline) -> None:
         """The long way of `_submit`: make room by moving the oldest execution's results aside, then try again."""
-        deadline = rest_of(limit)
         notice = Notice()
         while True:
             try:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thread but the main one
+
 from raycomm import _core
 from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
@@ -96,6 +98,8 @@ class Loop:
             if type(value) is not Failure:
                 try:
                     value = method(value)
+                except AsyncioActorExit:
+                    raise
                 except Exception as error:
                     value = Failure.capture(error, origin, self._execution)
             if type(value) is not Failure:
@@ -143,6 +147,8 @@ class Loop:
         def step_one() -> None:
             try:
                 registers[output] = call()
+            except AsyncioActorExit:
+                raise
             except Exception as error:
                 registers[output] = Failure.capture(error, origin, self._execution)
 
@@ -156,6 +162,8 @@ class Loop:
                     if not isinstance(result, (tuple, list)) or len(values) != len(outputs):
                         got = f"{len(values)} values" if isinstance(result, (tuple, list)) else f"one {type(result).__name__}"
                         raise ValueError(f"{origin} is declared to return {len(outputs)} values and returned {got}")
+            except AsyncioActorExit:
+                raise
             except Exception as error:
                 values = (Failure.capture(error, origin, self._execution),) * len(outputs)
             for register, value in zip(outputs, values, strict=True):
@@ -245,6 +253,8 @@ class Loop:
         names = ", ".join(self._plan.channels[channel].value for channel in channels)
         if isinstance(error, _core.PoolFull):
             error = shared_memory_error(error, self._plan, names)
+        elif isinstance(error, SerializationError):
+            error = SerializationError(f"{names} of graph {self._plan.name!r}: {error}", **{**error.attributes, "channel": names})
         return Failure.capture(error, f"{self._actor.process.label} sending {names}", self._execution)
 
     def _release(self, action: Release) -> Step:

@@ -15,6 +15,7 @@ import threading
 from typing import Any
 
 import ray
+from ray.exceptions import AsyncioActorExit
 
 from raycomm import __version__, _core
 from raycomm.channel import Address, ShmArena
@@ -88,7 +89,10 @@ def _serve(instance: Any, blueprint: Blueprint, arena: ShmArena) -> None:
     plan, process = blueprint.plan, blueprint.process
     try:
         control = arena.reader(DRIVER, address_channel(plan), process - 1, drain=False)
-        addresses = {row[0]: Address(*row) for row in control.read()}
+        rows = control.read()
+        if rows is None:  # the driver has given up
+            return
+        addresses = {row[0]: Address(*row) for row in rows}
         arena.core.open_pool(DRIVER)
         report = arena.writer([report_channel(plan, process)])
         try:
@@ -103,12 +107,15 @@ def _serve(instance: Any, blueprint: Blueprint, arena: ShmArena) -> None:
     except _core.Closed:
         # Closing travels on to neighbours whom the one that closed first may not have reached.
         arena.close(*arena.closed)
-    except SystemExit as error:
-        # exit_actor, or sys.exit in a method: the actor is going away, and so is what depends on it.
+    except (SystemExit, AsyncioActorExit) as error:
+        # sys.exit or exit_actor in a method: the actor is going away, and so is what depends on it.
         logger.warning(
             "graph %r: a method of %s left with %r; the graph is closed", plan.name, plan.processes[process].label, error
         )
         arena.close(_core.CLOSED_FAILED, process)
+        if isinstance(error, AsyncioActorExit):
+            # On this thread that alone ends nothing; Ray ends the actor when it runs this call, after those already queued.
+            ray.get_runtime_context().current_actor.__ray_terminate__.remote()
     except BaseException:
         logger.exception("graph %r: the loop of %s failed; the graph is closed", plan.name, plan.processes[process].label)
         arena.close(_core.CLOSED_FAILED, process)
