@@ -17,6 +17,7 @@ import pytest
 
 _SETTLE_S = 2.0  # how long threads, processes and descriptors of a test may take to go away
 _MEMFD = "memfd:raycomm"
+_FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture
@@ -75,12 +76,22 @@ def library_pools() -> None:
     torch.ones(1 << 20).add(1).sum()
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Remembers that a test has failed: its traceback then holds what it had made."""
+    if call.when == "call" and call.excinfo is not None:
+        item.stash[_FAILED] = True
+    yield
+
+
 @pytest.fixture(autouse=True)
-def leak_check() -> Iterator[None]:
+def leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves processes, threads, arenas, their mappings, or pidfds behind."""
     ray_ran = _ray_runs()
     before = Belongings()
     yield
+    if _FAILED in request.node.stash:
+        return
     deadline = time.monotonic() + _SETTLE_S
     pause = 0.005
     while left := Belongings().left_since(before, ray_runs=ray_ran or _ray_runs()):

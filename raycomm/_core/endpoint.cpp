@@ -204,6 +204,7 @@ int Writer::submit(PyObject* const* values, size_t count, PyObject* refs, const 
     case Queue::Entered::timed_out: return PyErr_SetNone(g_timed_out), -1;
     case Queue::Entered::yes: break;
   }
+  const Queue::Turn turn(queue_);
   int result = 0;
   const uint64_t index = published();
   uint64_t finished = index;
@@ -223,7 +224,6 @@ int Writer::submit(PyObject* const* values, size_t count, PyObject* refs, const 
       PyErr_Restore(type, value, trace);
     }
   }
-  queue_.leave();
   return result;
 }
 
@@ -317,6 +317,7 @@ bool Reader::fetch(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_
       if (taken() > index) break;
       return PyErr_SetNone(g_timed_out), false;
     }
+    const Queue::Turn turn(queue_);
     bool ok = true;
     if (const uint64_t next = taken(); next < index && static_cast<size_t>(PyDict_GET_SIZE(results)) >= limit) {
       PyErr_SetNone(g_overfull);
@@ -324,7 +325,6 @@ bool Reader::fetch(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_
     } else if (next <= index) {
       ok = fetch_one(next == index && ref != Py_None ? ref : nullptr, results, unwanted, deadline);
     }
-    queue_.leave();
     if (!ok) return false;
   }
   return true;

@@ -45,7 +45,17 @@ class Queue {
   // `served()` is asked with the GIL held after each slice; true: there is nothing left to wait for (counts as timed_out).
   template <class Served>
   Entered enter(int64_t deadline, const Served& served);
-  void leave() { mutex_.unlock(); }
+
+  // Leaves on every way out, also by a C++ exception.
+  class Turn {
+   public:
+    explicit Turn(Queue& queue) : queue_(queue) {}
+    Turn(const Turn&) = delete;
+    ~Turn() { queue_.mutex_.unlock(); }
+
+   private:
+    Queue& queue_;
+  };
 
  private:
   std::timed_mutex mutex_;

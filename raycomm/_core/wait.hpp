@@ -71,6 +71,9 @@ enum class Wake { ready, timed_out, slice_ended };
 // A wait that lasted longer than kThrottled is not learned from: under a CPU quota it measures the quota, not the peer.
 class RecentWaits {
  public:
+  // A pause-spin pays only where answers come within it. Elsewhere it keeps the core from the very process that is waited for: in a chain
+  // with more processes than cores the next one cannot start before this one yields.
+  int64_t spin(const WaitPolicy& policy) const { return average_ns_ <= 4 * policy.spin_ns ? policy.spin_ns : 0; }
   int64_t window(const WaitPolicy& policy) const { return average_ns_ <= policy.yield_ns ? policy.yield_ns : policy.yield_ns / 8; }
   void learn(int64_t waited_ns) {
     if (waited_ns < kThrottled) average_ns_ += (waited_ns - average_ns_) / 8;
@@ -88,9 +91,12 @@ Wake wait_until(const Done& done, Doorbell& bell, const WaitPolicy& policy, Rece
   if (done()) return Wake::ready;
   const int64_t begin = now_ns();
   if (deadline_ns <= begin) return Wake::timed_out;
-  for (const int64_t until = begin + policy.spin_ns; now_ns() < until;) {
+  for (const int64_t until = begin + recent.spin(policy); now_ns() < until;) {
     for (int i = 0; i < 4; ++i) cpu_pause();
-    if (done()) return Wake::ready;
+    if (done()) {
+      recent.learn(now_ns() - begin);
+      return Wake::ready;
+    }
   }
   const int64_t window_end = std::min(begin + recent.window(policy), deadline_ns);
   for (int64_t now = now_ns(); now < window_end;) {

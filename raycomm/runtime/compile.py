@@ -56,8 +56,11 @@ def compile_graph(node: object, options: Options, adapter: Adapter | None, ref_t
         addresses = _SetUp(graph, plan, options, arena).run()
         board = Board(plan, arena, {address.process: address.pid for address in addresses})
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
-        compiled = CompiledGraph(plan, options, arena, board, ref_type, actor_ids)
+        handles = [actor.handle for actor in graph.actors]
+        compiled = CompiledGraph(plan, options, arena, board, ref_type, actor_ids, handles)
     except BaseException:
+        # Closing reaches the actors whose arena is attached here; the others look at this, now or once they have begun.
+        arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)
         arena.close(_core.CLOSED_FAILED, DRIVER)
         raise
     _end_at_exit(compiled)
@@ -77,13 +80,8 @@ class _SetUp:
 
     def run(self) -> list[Address]:
         """Prepare all actors, tell them each other's addresses, wait until all are ready."""
+        addresses = self._prepare()
         control = self._arena.writer([address_channel(self._plan)])
-        try:
-            addresses = self._prepare()
-        except BaseException:
-            # Closing reaches those whose arena is attached here. Others wait for this message, or will once they answer.
-            control.write(None)
-            raise
         control.write([(address.process, address.pid, address.fd, address.nonce) for address in addresses])
         for address in addresses:
             self._await_ready(address)

@@ -57,10 +57,10 @@ class Notice:
 class OutputQueue:
     """Results of one output channel, in order, until their refs take them."""
 
-    __slots__ = ("_graph", "_results", "_unwanted", "channel", "reader")
+    # Without its graph, which comes with each ref: a graph that nobody holds must end at once, not at the next garbage collection.
+    __slots__ = ("_results", "_unwanted", "channel", "reader")
 
-    def __init__(self, graph: CompiledGraph, channel: int, reader: ShmReader) -> None:
-        self._graph = graph
+    def __init__(self, channel: int, reader: ShmReader) -> None:
         self._results: dict[int, Any] = {}
         self._unwanted: set[int] = set()
         self.channel = channel
@@ -68,7 +68,7 @@ class OutputQueue:
 
     def take(self, ref: Ref, timeout: float | None) -> None:
         """Leave the value for `ref` with it; blocks until it is there. See `Ref.get` for limits and errors."""
-        graph = self._graph
+        graph = ref._graph
         index = ref._index
         if timeout is None:
             timeout = graph.options.get_timeout
@@ -96,7 +96,7 @@ class OutputQueue:
 
     def _wait(self, ref: Ref, index: int, limit: float | None, first: Exception) -> None:
         """The long way: limits, notices, and errors made into ones that say what happened."""
-        graph = self._graph
+        graph = ref._graph
         if not isinstance(first, _core.TimedOut):
             graph.raise_native(first, index, self.channel)
         deadline = rest_of(limit)
@@ -152,6 +152,7 @@ class CompiledGraph:
         board: Board,
         ref_type: type[Ref],
         actor_ids: dict[int, str],
+        handles: list[Any],
     ) -> None:
         self.name = plan.name
         self.plan = plan
@@ -160,6 +161,7 @@ class CompiledGraph:
         self._arena = arena
         self._ref_type = ref_type
         self._actor_ids = actor_ids
+        self._handles = handles  # until teardown: Ray ends an actor whose last handle is gone
         self._torn_down = False
         self._writer: ShmWriter = arena.writer([item.channel for item in plan.inputs])
         self._queues: dict[int, OutputQueue] = {}
@@ -167,7 +169,7 @@ class CompiledGraph:
             if isinstance(output, FromChannel) and output.channel not in self._queues:
                 channel = plan.channels[output.channel]
                 reader = arena.reader(channel.writer, channel.id, channel.readers.index(0), drain=True)
-                self._queues[channel.id] = OutputQueue(self, channel.id, reader)
+                self._queues[channel.id] = OutputQueue(channel.id, reader)
         self._readers = tuple(queue.reader for queue in self._queues.values())
         # The commonest graph, one whole input and one output, takes a shorter way through `execute`.
         self._plain = (
@@ -277,6 +279,7 @@ class CompiledGraph:
         deadline = Deadline(self.options.teardown_timeout if timeout is None else timeout)
         self._close_now()
         late = self._wait_left(deadline)
+        self._handles.clear()
         if late:
             logger.warning(
                 "graph %r is torn down, but after %s s still in a method: %s. They leave it when it returns; ray.kill "

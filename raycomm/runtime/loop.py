@@ -56,6 +56,7 @@ class Loop:
                 self._execution += 1
         finally:
             self._registers.clear()
+            steps.clear()  # they know this loop: left to a garbage collection, the graph's memory would stay mapped until then
 
     def _prepare(self) -> list[Step]:
         if (whole := self._relay()) is not None:

@@ -18,13 +18,15 @@ import ray
 from ray.exceptions import AsyncioActorExit
 
 from raycomm import __version__, _core
-from raycomm.channel import Address, ShmArena
+from raycomm.channel import Address, ShmArena, ShmReader
 from raycomm.errors import SerializationError
 from raycomm.plan import Compute
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
 from raycomm.runtime.loop import Loop
 
 logger = logging.getLogger("raycomm")
+
+_LOOK_EVERY_S = 0.2
 
 
 def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
@@ -84,15 +86,22 @@ def _cannot_take_part(instance: Any, blueprint: Blueprint, node: str) -> str | N
     return None
 
 
+def _announced(control: ShmReader, arena: ShmArena) -> Any:
+    """The driver's list of addresses. It may have given up before it knew of this arena, which it then cannot close."""
+    while True:
+        try:
+            return control.read(_LOOK_EVERY_S)
+        except _core.TimedOut:
+            if arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
+                raise _core.Closed(_core.CLOSED_FAILED, DRIVER) from None
+
+
 def _serve(instance: Any, blueprint: Blueprint, arena: ShmArena) -> None:
     """The loop thread: learn the addresses, attach, say so, loop until the graph is closed."""
     plan, process = blueprint.plan, blueprint.process
     try:
         control = arena.reader(DRIVER, address_channel(plan), process - 1, drain=False)
-        rows = control.read()
-        if rows is None:  # the driver has given up
-            return
-        addresses = {row[0]: Address(*row) for row in rows}
+        addresses = {row[0]: Address(*row) for row in _announced(control, arena)}
         arena.core.open_pool(DRIVER)
         report = arena.writer([report_channel(plan, process)])
         try:

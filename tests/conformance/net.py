@@ -28,41 +28,42 @@ class Net:
     ) -> None:
         indices = tuple(range(1, len(readers) + 1))
         rings = [RingLayout(channel, slots, inline, indices) for channel in range(1, channels + 1)]
-        self.agents: list[Any] = []
-        try:
-            self.agents.append(writer(0, rings, limit))
-            for index, kind in enumerate(readers, 1):
-                self.agents.append(kind(index, [], limit))
-            addresses = [agent.address() for agent in self.agents]
-            for agent in self.agents:
-                agent.attach(addresses)
-            self.writer, *self.readers = self.agents
-            self.writer.open_writer([ring.channel for ring in rings])
-            for index, reader in enumerate(self.readers):
-                reader.open_reader(0, 1, index, drain)
-        except BaseException:
-            self.stop()
-            raise
+        self.agents: list[Any] = [writer(0, rings, limit), *(make(index, [], limit) for index, make in enumerate(readers, 1))]
+        addresses = [agent.address() for agent in self.agents]
+        for agent in self.agents:
+            agent.attach(addresses)
+        self.writer, *self.readers = self.agents
+        self.writer.open_writer([ring.channel for ring in rings])
+        for index, reader in enumerate(self.readers):
+            reader.open_reader(0, 1, index, drain)
 
     @property
     def reader(self) -> Any:
         return self.readers[0]
 
-    def stop(self) -> None:
+    def end(self) -> None:
+        """Nothing of it stays in any process that still lives."""
         for agent in self.agents:
-            if isinstance(agent, Remote):
-                agent.stop()
+            if not isinstance(agent, Remote) or agent.popen.poll() is None:
+                agent.drop()
+                agent.let_go()
 
 
-@contextlib.contextmanager
-def net_of(kind: str, **settings: Any) -> Iterator[Net]:
-    """The channels of a kind in KINDS."""
-    local = kind == "one process"
-    net = Net([Agent if local else Remote] * KINDS[kind], **settings)
-    try:
-        yield net
-    finally:
-        net.stop()
+class Nets:
+    """Makes the channels of one test, from processes that serve many tests."""
+
+    def __init__(self, peers: list[Remote]) -> None:
+        self._peers = peers
+
+    @contextlib.contextmanager
+    def __call__(self, kind: str, **settings: Any) -> Iterator[Net]:
+        """The channels of a kind in KINDS."""
+        readers = [Agent] if kind == "one process" else [peer.become for peer in self._peers[: KINDS[kind]]]
+        net = Net(readers, **settings)
+        try:
+            yield net
+        finally:
+            net.end()
 
 
 @contextlib.contextmanager

@@ -61,9 +61,8 @@ class Agent:
         self.arena.close(reason, process)
 
     def let_go(self) -> None:
-        """Drops everything but `kept`."""
-        self._write = self._read = None
-        del self.arena
+        """Drops both ends and the arena, and keeps `kept`."""
+        self._write = self._read = self.arena = None  # type: ignore[assignment]
 
     # the writing end
 
@@ -192,15 +191,19 @@ def message(number: int, seed: int, top: int) -> Any:
 
 
 class Remote:
-    """An `Agent` in a process of its own. Usable by one thread at a time; `begin` and `end` split a call."""
+    """A process that serves as one `Agent` after another. Usable by one thread at a time; `begin` and `end` split a call."""
 
-    def __init__(self, process: int, rings: list[RingLayout], limit: int = 64 << 20) -> None:
+    def __init__(self) -> None:
         here, there = socket.socketpair()
         command = [sys.executable, "-X", "faulthandler", "-m", "tests.conformance.peer", str(there.fileno())]
         self.popen = subprocess.Popen(command, cwd=ROOT, pass_fds=[there.fileno()])
         there.close()
         self._connection = Connection(here.detach())
+
+    def become(self, process: int, rings: list[RingLayout], limit: int = 64 << 20) -> Remote:
+        """A new agent, in place of the one before."""
         self._call("__init__", process, rings, limit)
+        return self
 
     def begin(self, name: str, *args: Any) -> None:
         self._connection.send_bytes(pickle.dumps((name, args)))

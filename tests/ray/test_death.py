@@ -7,13 +7,14 @@ import signal
 import time
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import ray.exceptions
 
 import raycomm
 from raycomm import ActorDiedError, InputNode, MultiOutputNode, bind
-from tests.ray.workers import PATIENCE_S, Gate, start, until
+from tests.ray.workers import PATIENCE_S, Broken, Gate, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -117,7 +118,9 @@ def test_results_that_had_arrived_are_still_handed_out(cluster: None) -> None:
     graph = raycomm.compile(MultiOutputNode([a, b]))
     rows = [graph.execute(value) for value in range(4)]
     assert rows[3][1].get() == 3  # so all have arrived
-    ray.kill(workers[1])
+    pid = ray.get(workers[1].pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: ended(pid), "the process ends")
     with pytest.raises(ActorDiedError):
         graph.execute(4)[1].get(timeout=PATIENCE_S)
     assert [second.get() for _, second in rows] == [0, 1, 2, 3]
@@ -165,6 +168,10 @@ def test_compile_with_a_dead_actor_leaves_nothing(cluster: None) -> None:
     assert ray.get(workers[0].vitals.remote())["maps"] == 0
 
 
+def ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
 def dead(worker: Any) -> bool:
     try:
         ray.get(worker.pid.remote(), timeout=PATIENCE_S)
@@ -179,14 +186,6 @@ def test_an_actor_whose_constructor_fails(cluster: None) -> None:
         raycomm.compile(pipeline(workers, lambda value: bind(workers[1].echo, value)))
     assert caught.value.actor == "Broken"
     free(workers[0], workers[2])
-
-
-class Broken:
-    def __init__(self) -> None:
-        raise RuntimeError("cannot begin")
-
-    def echo(self, x: Any) -> Any:
-        return x
 
 
 def test_a_restarted_actor_joins_a_new_graph(cluster: None) -> None:

@@ -203,7 +203,6 @@ def test_dropped_results_release_their_memory(workers: list[Any]) -> None:
         assert graph.execute(2 << 20).get().nbytes == 2 << 20
 
 
-@pytest.mark.xfail(reason="a writer whose pool is full of messages on their way raises instead of waiting for their readers")
 def test_memory_held_by_messages_on_their_way_is_waited_for(workers: list[Any]) -> None:
     with raycomm.compile(chain(workers[0].zeros), shm_limit_bytes=8 << 20, max_inflight=10) as graph:
         refs = [graph.execute(2 << 20) for _ in range(10)]

@@ -198,6 +198,16 @@ class WorkerBody:
         return ray.get(ray.put(x))
 
 
+class Broken:
+    """An actor that cannot be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("cannot begin")
+
+    def echo(self, x: Any) -> Any:
+        return x
+
+
 class Asynchronous:
     """An actor of asynchronous methods."""
 
