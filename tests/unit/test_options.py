@@ -1,0 +1,169 @@
+"""Options: defaults, the environment, Ray's spellings, and values that make no sense."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from raycomm import CompileError
+from raycomm.options import RAY_SPELLINGS, Options, check_limit
+
+DEFAULTS = {
+    "max_inflight": 10,
+    "max_buffered_results": 1000,
+    "submit_timeout": None,
+    "get_timeout": None,
+    "compile_timeout": None,
+    "teardown_timeout": 30.0,
+    "inline_bytes": 1024,
+    "shm_limit_bytes": None,
+    "spin_us": 0.5,
+    "yield_us": 100.0,
+    "name": None,
+}
+
+
+def load(environ: dict[str, str] | None = None, **given: Any) -> Options:
+    return Options.load(given, environ or {})
+
+
+def test_defaults() -> None:
+    assert Options().to_dict() == DEFAULTS
+    assert load() == Options()
+
+
+def test_options_are_frozen_and_pickle() -> None:
+    options = load(max_inflight=3, name="g")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.max_inflight = 4  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert Options(**options.to_dict()) == options
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("RAYCOMM_MAX_INFLIGHT", "3", "max_inflight", 3),
+        ("RAYCOMM_MAX_BUFFERED_RESULTS", "7", "max_buffered_results", 7),
+        ("RAYCOMM_SUBMIT_TIMEOUT", "1.5", "submit_timeout", 1.5),
+        ("RAYCOMM_GET_TIMEOUT", "none", "get_timeout", None),
+        ("RAYCOMM_GET_TIMEOUT", "", "get_timeout", None),
+        ("RAYCOMM_GET_TIMEOUT", "-1", "get_timeout", -1.0),
+        ("RAYCOMM_COMPILE_TIMEOUT", "0", "compile_timeout", 0.0),
+        ("RAYCOMM_TEARDOWN_TIMEOUT", "0.5", "teardown_timeout", 0.5),
+        ("RAYCOMM_INLINE_BYTES", "64", "inline_bytes", 64),
+        ("RAYCOMM_SHM_LIMIT_BYTES", str(1 << 20), "shm_limit_bytes", 1 << 20),
+        ("RAYCOMM_SPIN_US", "0", "spin_us", 0.0),
+        ("RAYCOMM_YIELD_US", "12.5", "yield_us", 12.5),
+        ("RAYCOMM_NAME", "g", "name", "g"),
+    ],
+)
+def test_environment(variable: str, text: str, name: str, value: Any) -> None:
+    options = load({variable: text, "RAYCOMM_UNRELATED": "x"})
+    assert getattr(options, name) == value
+    assert {**options.to_dict(), name: DEFAULTS[name]} == DEFAULTS
+
+
+def test_every_option_has_a_variable() -> None:
+    bad = {f"RAYCOMM_{name.upper()}" for name in DEFAULTS if name != "name"}
+    for variable in bad:
+        with pytest.raises(CompileError, match=f"environment variable {variable}='x'") as caught:
+            load({variable: "x"})
+        assert caught.value.argument == variable
+        assert "unset" in str(caught.value.remedy)
+
+
+def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load({"RAYCOMM_MAX_INFLIGHT": "3"}, max_inflight=4).max_inflight == 4
+    assert load({"RAYCOMM_GET_TIMEOUT": "3"}, get_timeout=None).get_timeout is None
+    monkeypatch.setenv("RAYCOMM_MAX_INFLIGHT", "5")
+    assert Options.load({}).max_inflight == 5  # by default, this process's
+
+
+def test_values_from_the_environment_are_checked_too() -> None:
+    with pytest.raises(CompileError, match="max_inflight=0"):
+        load({"RAYCOMM_MAX_INFLIGHT": "0"})
+    with pytest.raises(CompileError, match="get_timeout=-3"):
+        load({"RAYCOMM_GET_TIMEOUT": "-3"})
+    with pytest.raises(CompileError, match="get_timeout=nan"):
+        load({"RAYCOMM_GET_TIMEOUT": "nan"})
+
+
+def test_rays_spellings() -> None:
+    options = load(
+        _submit_timeout=3, _max_inflight_executions=4, _max_buffered_results=5, _buffer_size_bytes=100
+    )
+    assert (options.submit_timeout, options.max_inflight, options.max_buffered_results, options.inline_bytes) == (3, 4, 5, 100)
+    assert set(RAY_SPELLINGS.values()) <= set(DEFAULTS)
+    # A buffer of Ray's is a whole channel's, and may be large; here it only bounds what stays inline.
+    assert load(_buffer_size_bytes=1 << 30).inline_bytes == 1 << 20
+
+
+@pytest.mark.parametrize(("rays", "plain"), RAY_SPELLINGS.items())
+def test_an_option_in_both_spellings(rays: str, plain: str) -> None:
+    with pytest.raises(CompileError, match=f"'{plain}' was given twice, also as '{rays}'"):
+        load(**{rays: 100, plain: 100})
+
+
+def test_unknown_options() -> None:
+    with pytest.raises(CompileError, match="unknown option 'max_in_flight'") as caught:
+        load(max_in_flight=3)
+    assert "max_inflight" in str(caught.value)
+    assert caught.value.argument == "max_in_flight"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_inflight", [0, -1, 4097, 1.0, "3", True, None]),
+        ("max_buffered_results", [0, -1, (1 << 30) + 1, 2.5, None]),
+        ("inline_bytes", [0, 63, (1 << 20) + 1, "1k", None]),
+        ("shm_limit_bytes", [0, -1, (1 << 20) - 1, (1 << 46) + 1, 2.0e9, True]),
+        ("submit_timeout", [-2, -0.1, float("nan"), "1", True]),
+        ("get_timeout", [-2, -0.1, float("nan"), "1", True]),
+        ("compile_timeout", [-2, -0.1, float("nan"), "1", True]),
+        ("teardown_timeout", [-1, float("inf"), float("nan"), None, "1", True]),
+        ("spin_us", [-1, float("inf"), float("nan"), None, "1"]),
+        ("yield_us", [-1, float("inf"), float("nan"), None, "1"]),
+        ("name", ["", 3, b"g"]),
+    ],
+)
+def test_bad_values(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(CompileError) as caught:
+            load(**{name: value})
+        assert name in str(caught.value)
+        assert repr(value) in str(caught.value)
+        assert caught.value.argument == name
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("max_inflight", [1, 4096]),
+        ("max_buffered_results", [1, 1 << 30]),
+        ("inline_bytes", [64, 1 << 20]),
+        ("shm_limit_bytes", [1 << 20, 1 << 46, None]),
+        ("submit_timeout", [0, -1, None, 1e9, float("inf")]),
+        ("teardown_timeout", [0, 0.0, 1e9]),
+        ("spin_us", [0, 1e6]),
+        ("name", ["g", "a name with \N{SNOWMAN}"]),
+    ],
+)
+def test_values_at_the_edge(name: str, values: list[Any]) -> None:
+    for value in values:
+        assert getattr(load(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, 2, 1e12, float("inf")])
+def test_limits(value: Any) -> None:
+    assert check_limit("timeout", value) == float(value)
+
+
+@pytest.mark.parametrize("value", [-2, -0.5, -float("inf"), float("nan"), None, "1", True, False, [], 1j])
+def test_no_limits(value: Any) -> None:
+    with pytest.raises(ValueError, match="timeout=.* is not a time limit: .* -1 or None for no limit"):
+        check_limit("timeout", value)
