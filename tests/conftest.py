@@ -1,4 +1,4 @@
-"""For every test: a seed that is printed when the test fails, a look for what it leaves behind, and one Ray cluster per module."""
+"""For every test: a seed that is printed when the test fails, a look for what it leaves, and one Ray cluster per module."""
 
 from __future__ import annotations
 

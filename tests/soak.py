@@ -157,9 +157,8 @@ def run(executions: int, seconds: float, seed: int) -> bool:
         while pending:
             fetch()
     took = time.monotonic() - begin
-    print(
-        f"{done:,} executions in {took:.1f} s, {done / took:,.0f} a second, {total / 1e9:.1f} GB a hop, every byte checked five times"
-    )
+    speed = f"{done / took:,.0f} a second, {total / 1e9:.1f} GB a hop"
+    print(f"{done:,} executions in {took:.1f} s, {speed}, every byte checked five times")
     flat = True
     for name, rows in samples.items():
         for what, bound in BOUNDS.items():

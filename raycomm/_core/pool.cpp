@@ -89,10 +89,10 @@ bool Pool::grow(uint64_t bytes, uint32_t& index, int& error) {
     if ((error = posix_fallocate(own_->fd(), static_cast<off_t>(at), 64 * sizeof(BlockHeader))) != 0) return false;
   }
   BlockHeader& block = own_->block(index);
-  block.offset = own_->pool_offset() + cursor_;
+  records_.push_back({own_->pool_offset() + cursor_, bytes, State::filling});
+  block.offset = records_.back().offset;
   block.bytes = bytes;
   cursor_ += bytes;
-  records_.push_back({bytes, State::filling});
   return true;
 }
 

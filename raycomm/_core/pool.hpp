@@ -41,7 +41,7 @@ class Pool {
   uint32_t acquire(uint64_t bytes);
   void give_back(uint32_t index);                          // acquired, but not published
   void publish(uint32_t index, const HolderSet& holders);  // before the ring's cursor moves
-  unsigned char* bytes(uint32_t index) const { return own_->at(own_->block(index).offset); }
+  unsigned char* bytes(uint32_t index) const { return own_->at(records_[index].offset); }  // not the shared copy: a reader could have changed it
   uint32_t generation(uint32_t index) const { return own_->block(index).generation.load(std::memory_order_relaxed); }
 
   uint64_t committed() const { return committed_; }
@@ -50,7 +50,7 @@ class Pool {
  private:
   enum class State : uint8_t { free, filling, published };
   struct Record {
-    uint64_t bytes;
+    uint64_t offset, bytes;
     State state;
   };
   void collect();                        // takes what readers pushed on the free stack

@@ -57,7 +57,7 @@ class Notice:
 class OutputQueue:
     """Results of one output channel, in order, until their refs take them."""
 
-    # Without its graph, which comes with each ref: a graph that nobody holds must end at once, not at the next garbage collection.
+    # Its graph comes with each ref: a graph that nobody holds must end at once, not at the next garbage collection.
     __slots__ = ("_results", "_unwanted", "channel", "reader")
 
     def __init__(self, channel: int, reader: ShmReader) -> None:
@@ -73,10 +73,15 @@ class OutputQueue:
         if timeout is None:
             timeout = graph.options.get_timeout
         graph.check_open()
+        late = False
         try:  # one native call, without preparing for what comes if it takes long
             self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, first_of(timeout))
-        except (_core.TimedOut, _core.Closed, _core.Overfull, _core.Misuse) as error:
-            self._wait(ref, index, timeout, error)
+        except _core.TimedOut:
+            late = True  # waited for outside this clause: Ctrl-C would show as "during handling of TimedOut"
+        except (_core.Closed, _core.Overfull, _core.Misuse) as error:
+            graph.raise_native(error, index, self.channel)
+        if late:
+            self._wait(ref, index, timeout)
         # Taken before it was asked for: left with the ref before it leaves the results, so between the two it is in both, never
         # in neither. (Missing there too: another thread has just done the same.)
         if index in self._results:
@@ -94,11 +99,9 @@ class OutputQueue:
             return False
         return True
 
-    def _wait(self, ref: Ref, index: int, limit: float | None, first: Exception) -> None:
+    def _wait(self, ref: Ref, index: int, limit: float | None) -> None:
         """The long way: limits, notices, and errors made into ones that say what happened."""
         graph = ref._graph
-        if not isinstance(first, _core.TimedOut):
-            graph.raise_native(first, index, self.channel)
         deadline = rest_of(limit)
         notice = Notice()
         while not deadline.over:

@@ -23,7 +23,7 @@ class _OfRay(Exception):
         if isinstance(self, ray.exceptions.RayActorError):
             ray.exceptions.RayActorError.__init__(self, error_msg=message)
         elif isinstance(self, ray.exceptions.RaySystemError):
-            ray.exceptions.RaySystemError.__init__(self, message)
+            ray.exceptions.RaySystemError.__init__(self, message)  # type: ignore[no-untyped-call]
         self.args = (message,)
 
 

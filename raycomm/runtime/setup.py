@@ -117,10 +117,9 @@ def _serve(instance: Any, blueprint: Blueprint, arena: ShmArena) -> None:
         # Closing travels on to neighbours whom the one that closed first may not have reached.
         arena.close(*arena.closed)
     except (SystemExit, AsyncioActorExit) as error:
-        # sys.exit or exit_actor in a method: the actor is going away, and so is what depends on it.
-        logger.warning(
-            "graph %r: a method of %s left with %r; the graph is closed", plan.name, plan.processes[process].label, error
-        )
+        # sys.exit or exit_actor in a method: the actor is going away, and so is what depends on it. No warning: it was asked
+        # for, and whoever waits for a result is told.
+        logger.info("graph %r: a method of %s left with %r; the graph is closed", plan.name, plan.processes[process].label, error)
         arena.close(_core.CLOSED_FAILED, process)
         if isinstance(error, AsyncioActorExit):
             # On this thread that alone ends nothing; Ray ends the actor when it runs this call, after those already queued.

@@ -5,10 +5,12 @@ As a program (`python -m tests.conformance.peer FD`) it serves the calls of a `R
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import pickle
 import random
+import signal
 import socket
 import struct
 import subprocess
@@ -264,6 +266,12 @@ def peek(arena: ShmArena, offset: int, form: str) -> int:
         os.close(fd)
 
 
+def die_with_parent() -> None:
+    """A test run that is killed leaves no peers: forked children of it may hold the socket open."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 if __name__ == "__main__":
+    die_with_parent()
     torch.set_num_threads(1)
     serve(Connection(int(sys.argv[1])))

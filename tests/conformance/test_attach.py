@@ -21,13 +21,17 @@ AT = {name.split(".", 1)[1]: at for name, at in _core.layout().items() if name.s
 
 
 @pytest.fixture
-def here() -> Agent:
-    return Agent(1, [])
+def here() -> Iterator[Agent]:
+    agent = Agent(1, [])
+    yield agent
+    agent.let_go()
 
 
 @pytest.fixture
-def there() -> Agent:
-    return Agent(0, [RingLayout(1, 4, 1024, (1,))])
+def there() -> Iterator[Agent]:
+    agent = Agent(0, [RingLayout(1, 4, 1024, (1,))])
+    yield agent
+    agent.let_go()
 
 
 def refused(here: Agent, address: Any, match: str) -> None:
@@ -123,7 +127,18 @@ def test_a_ring_outside_the_arena(here: Agent, there: Agent, offset: int) -> Non
 
 @pytest.mark.parametrize(
     ("slots", "slot_bytes", "readers"),
-    [(3, 1024, 1), (0, 1024, 1), (2**31, 1024, 1), (4, 0, 1), (4, 100, 1), (4, 2**31, 1), (2**16, 2**22, 1), (4, 1024, 0), (4, 1024, 257), (4, 1024, 2**32 - 1)],
+    [
+        (3, 1024, 1),
+        (0, 1024, 1),
+        (2**31, 1024, 1),
+        (4, 0, 1),
+        (4, 100, 1),
+        (4, 2**31, 1),
+        (2**16, 2**22, 1),
+        (4, 1024, 0),
+        (4, 1024, 257),
+        (4, 1024, 2**32 - 1),
+    ],
 )
 def test_impossible_rings(here: Agent, there: Agent, slots: int, slot_bytes: int, readers: int) -> None:
     ring = peek(there.arena, _core.layout()["ArenaHeader"], "Q")
@@ -133,14 +148,19 @@ def test_impossible_rings(here: Agent, there: Agent, slots: int, slot_bytes: int
 
 def test_wrong_ends(here: Agent, there: Agent) -> None:
     here.attach([there.address()])
-    for writer, channel, index, match in ((0, 2, 0, "no ring for channel 2"), (0, 1, 1, "fewer readers"), (5, 1, 0, "not attached")):
+    for writer, channel, index, match in (
+        (0, 2, 0, "no ring for channel 2"),
+        (0, 1, 1, "fewer readers"),
+        (5, 1, 0, "not attached"),
+    ):
         with pytest.raises(_core.ArenaError, match=match):
             here.open_reader(writer, channel, index, True)
     with pytest.raises(_core.ArenaError, match="not attached"):
         there.open_writer([1])
     there.attach([here.address()])
+    there.arena.core.open_pool(0)
     with pytest.raises(_core.ArenaError, match="another number of readers"):
-        _core.Writer(there.arena.core, [(1, [1, 1])]) if there.arena.core.open_pool(0) is None else None
+        _core.Writer(there.arena.core, [(1, [1, 1])])
     with pytest.raises(_core.ArenaError, match="256 processes"):
         _core.Writer(there.arena.core, [(1, [256])])
     with pytest.raises(_core.ArenaError, match="at least one channel"):

@@ -147,11 +147,13 @@ def test_a_full_pool_leaves_channel_and_value_usable(net_of: Nets, kind: str) ->
 @kinds
 def test_failures_travel_as_failures(net_of: Nets, kind: str) -> None:
     with net_of(kind, channels=2) as net:
-        payload, buffers = encode_failure(ValueError("no"), where="here")
+        payload, buffers = encode_failure(Failure.capture(ValueError("no"), "here", 7))
         net.writer._write.write_failure(payload, buffers, 1.0)
         net.writer.write_all((1, 2))
         for reader in net.readers:
-            assert isinstance(reader.read(), Failure)
+            failure = reader.read()
+            assert isinstance(failure, Failure)
+            assert (failure.message, failure.origin, failure.execution) == ("no", "here", 7)
             assert reader.read() == 1
 
 

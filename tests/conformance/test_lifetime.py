@@ -23,7 +23,12 @@ BIG = 100_000
 
 def values() -> list[Any]:
     noise = np.random.default_rng(1).integers(0, 256, BIG, np.uint8)
-    return [noise, torch.from_numpy(noise[::-1].copy()), [noise[: BIG // 2], {"k": torch.from_numpy(noise)}][0], torch.arange(20_000.0)]
+    return [
+        noise,
+        torch.from_numpy(noise[::-1].copy()),
+        [noise[: BIG // 2], {"k": torch.from_numpy(noise)}][0],
+        torch.arange(20_000.0),
+    ]
 
 
 @kinds
@@ -95,7 +100,15 @@ def test_every_kind_of_view_holds_the_block() -> None:
     writer, reader = pair()
     writer.write([torch.arange(BIG), np.arange(BIG)])
     tensor, array = reader.read()
-    views = [tensor[5:10], tensor.reshape(-1, 2), tensor.view(torch.uint8), tensor.numpy(), memoryview(array), array[3:4], torch.from_numpy(array)]
+    views = [
+        tensor[5:10],
+        tensor.reshape(-1, 2),
+        tensor.view(torch.uint8),
+        tensor.numpy(),
+        memoryview(array),
+        array[3:4],
+        torch.from_numpy(array),
+    ]
     del tensor, array
     while views:
         assert writer.in_use() > 0
@@ -139,6 +152,7 @@ def in_fork(what: Any) -> None:
     """Runs `what` in a forked child; fails if it raised or crashed."""
     child = os.fork()
     if child == 0:
+        signal.alarm(30)
         code = 1
         try:
             what()
@@ -182,7 +196,9 @@ def test_a_forked_child_that_drops_values_frees_nothing() -> None:
     before = writer.in_use()
 
     def drop() -> None:
-        assert all((part == number).all() for number, parts in enumerate(held) for part in parts)
+        assert all(
+            (part[-100:] == number).all() for number, parts in enumerate(held) for part in parts
+        )  # torch's threads are not here
         held.clear()
         reader.let_go()
         writer.let_go()
@@ -193,8 +209,8 @@ def test_a_forked_child_that_drops_values_frees_nothing() -> None:
     flood(writer, reader)
     for number, parts in enumerate(held):
         assert all((part == number).all() for part in parts)
+    del parts
     held.clear()
-    del parts, part
     gc.collect()
     assert writer.in_use() == 0
 

@@ -90,6 +90,7 @@ struct Round {
   uint64_t pool_bytes;
   uint64_t messages;  // 0: until closed by another thread
   size_t keep;        // a reader lets go above this many
+  uint32_t pause_us;  // of the thread that releases what they keep
 };
 
 std::unique_ptr<Neighbourhood> neighbour(Mapping* mapping, uint32_t process) {
@@ -210,7 +211,7 @@ void run(const Round& round, uint64_t seed, uint64_t& messages, uint64_t& full) 
       std::mt19937_64 mine(seed);
       while (!over.load()) {
         if (!shelf.release_one(mine)) std::this_thread::yield();
-        std::this_thread::sleep_for(std::chrono::microseconds(mine() % 200));
+        std::this_thread::sleep_for(std::chrono::microseconds(mine() % round.pause_us));
       }
     });
     std::vector<std::thread> threads;
@@ -259,6 +260,7 @@ int main(int argc, char** argv) {
     round.pool_bytes = random() % 2 ? (1u << 20) : (64u << 20);  // the small one runs full
     round.messages = random() % 3 == 0 ? 0 : 200 + random() % 400;
     round.keep = random() % 100;
+    round.pause_us = random() % 2 ? 100 : 5000;
     closed += round.messages == 0;
     run(round, random(), messages, full);
     ++rounds;

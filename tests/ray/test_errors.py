@@ -13,7 +13,6 @@ from ray.dag import MultiOutputNode as RayMultiOutputNode
 
 import raycomm
 from raycomm import CompileError, InputNode, MultiOutputNode, SerializationError, bind
-from raycomm import errors as plain_errors
 from tests.ray.workers import Asynchronous, HoldsLock, NeedsArguments, Opaque, WorkerBody, start
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -78,9 +77,7 @@ def test_an_exception_that_does_not_pickle(workers: list[Any]) -> None:
         assert not hasattr(caught.value.cause, "lock")
 
 
-def test_a_class_that_the_actor_in_between_cannot_import(
-    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_the_actor_in_between_cannot_import(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_here.py").write_text("class Strange(LookupError):\n    pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     import only_here
@@ -399,13 +396,3 @@ def test_wrong_options(workers: list[Any], option: str) -> None:
         out = bind(workers[0].echo, x)
     with pytest.raises(CompileError, match=option):
         raycomm.compile(out, **{option: 0})
-
-
-def test_errors_are_one_tree() -> None:
-    import raycomm.runtime.ray_errors as of_driver
-
-    for name in ("ChannelTimeoutError", "ChannelClosedError", "ActorDiedError", "CapacityExceededError"):
-        assert issubclass(getattr(of_driver, name), getattr(plain_errors, name))
-        assert issubclass(getattr(of_driver, name), ray.exceptions.RayError)
-    assert issubclass(of_driver.ChannelTimeoutError, TimeoutError)
-    assert issubclass(of_driver.ChannelTimeoutError, ray.exceptions.RayChannelTimeoutError)

@@ -1,4 +1,4 @@
-"""Every way out of a program whose actors sit in their loops: as quiet, and with the same exit code, as with plain actor calls."""
+"""Every way out of a program whose actors sit in their loops: as quiet as with plain actor calls, with the right exit code."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ def test_way_out(pair: tuple[str, Run, Run]) -> None:
             assert float(run.read_until("interrupted").split()[1]) - sent < 10  # a second is promised
     for run in (plain, graph):
         run.finish()
-    assert (plain.code, graph.code) == (CODES[way], CODES[way]), graph.errors
+    assert graph.code == CODES[way], graph.errors
+    if way != "interrupt":  # there Ray's own blocking call turns the signal into exit code 1 at times
+        assert plain.code == CODES[way], plain.errors
     assert plain.lines == graph.lines
     extra = [line for line in graph.errors if line not in plain.errors]
     # A graph that nobody tore down says so, where Python shows such warnings.

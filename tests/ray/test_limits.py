@@ -20,7 +20,7 @@ from raycomm import (
     SharedMemoryError,
     bind,
 )
-from tests.ray.workers import PATIENCE_S, Gate, Opaque, start
+from tests.ray.workers import PATIENCE_S, Gate, Opaque, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -203,12 +203,16 @@ def test_dropped_results_release_their_memory(workers: list[Any]) -> None:
         assert graph.execute(2 << 20).get().nbytes == 2 << 20
 
 
+@pytest.mark.xfail(
+    reason="a writer whose pool is full of messages on their way fails its execution instead of waiting for readers"
+)
 def test_memory_held_by_messages_on_their_way_is_waited_for(workers: list[Any]) -> None:
     with raycomm.compile(chain(workers[0].zeros), shm_limit_bytes=8 << 20, max_inflight=10) as graph:
         refs = [graph.execute(2 << 20) for _ in range(10)]
-        for ref in refs:
-            assert ref.get().nbytes == 2 << 20
-            ref._value = None
+        # Nothing was fetched yet, so the pool is full before the actor stops: for more input, or for memory.
+        until(lambda: "waits" in graph.board.doing(1), "the actor stops")
+        while refs:
+            assert refs.pop(0).get(timeout=PATIENCE_S).nbytes == 2 << 20
 
 
 def test_many_executions_in_a_row(workers: list[Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import random
 from typing import Any
 
@@ -178,15 +180,10 @@ def test_keyword_and_constant_arguments(workers: list[Any], family: str) -> None
 def test_a_constant_is_one_object_in_every_execution(workers: list[Any]) -> None:
     shared: list[int] = []
     with InputNode() as x:
-        a = bind(workers[0].join, x, shared)
-        out = bind(workers[0].same, shared, shared)
-        kept = bind(workers[0].join, a, out)
-    with pytest.raises(raycomm.CompileError, match=r"WorkerBody\.same"):
-        raycomm.compile(kept)
-    with InputNode() as x:
-        out = bind(workers[0].join, bind(workers[0].echo, x), bind(workers[0].pair, x, shared), shared)
+        out = bind(workers[0].grow, x, shared, shared)
     with raycomm.compile(out) as graph:
-        assert graph.execute(1).get() == ((1, ("w0", 1, []), []), {})
+        assert [graph.execute(value).get() for value in range(3)] == [([0], True), ([0, 1], True), ([0, 1, 2], True)]
+    assert shared == []  # the actor's copy grew
 
 
 @both_families
@@ -218,8 +215,13 @@ def test_readers_of_all_kinds(workers: list[Any]) -> None:
         other = bind(workers[1].join, a, own, x)
     with raycomm.compile(MultiOutputNode([a, own, other, x, a])) as graph:
         for value in range(5):
-            assert ray.get(graph.execute(value)) == [value + 1, value + 11, ((value + 1, value + 11, value), {}), value, value +
-            1]
+            assert ray.get(graph.execute(value)) == [
+                value + 1,
+                value + 11,
+                ((value + 1, value + 11, value), {}),
+                value,
+                value + 1,
+            ]
 
 
 @both_families
@@ -244,16 +246,14 @@ def test_the_input_as_an_output_waits_for_nobody(workers: list[Any], gate: Gate)
     with InputNode() as inp:
         held = bind(workers[0].hold, inp[0], gate.path)
     with raycomm.compile(MultiOutputNode([inp[1], held])) as graph:
-        value = object()
         direct, slow = graph.execute(1, "direct")
         assert direct.get(timeout=0) == "direct"
         with pytest.raises(raycomm.ChannelTimeoutError):
             slow.get(timeout=0)
         gate.open()
         assert slow.get(timeout=PATIENCE_S) == 1
-        # Not copied, not even encoded.
-        assert graph.execute(1, "x")[0].get() == "x"
-        del value
+        local = object()  # neither copied nor encoded
+        assert graph.execute(1, local)[0].get() is local
 
 
 def test_values_keep_their_types(workers: list[Any]) -> None:
@@ -267,14 +267,11 @@ def test_values_keep_their_types(workers: list[Any]) -> None:
         "text \N{SNOWMAN}",
         b"bytes",
         bytearray(b"array"),
-        (1, [2, {3: (4,)}], {5, 6}),
-        {"a": {"b": [None]}},
         1 + 2j,
         range(3),
         slice(1, 2),
-        PATIENCE_S,
-        np.float32(2.5),
     ]
+    values += [(1, [2, {3: (4,)}], {5, 6}), {"a": {"b": [None]}}, np.float32(2.5)]
     with raycomm.compile(out) as graph:
         for value in values:
             got = graph.execute(value).get()
@@ -348,20 +345,6 @@ def test_plain_calls_beside_the_loop(workers: list[Any], gate: Gate) -> None:
         assert ref.get(timeout=PATIENCE_S) == 1
 
 
-def test_two_graphs_on_the_same_actors_at_once(workers: list[Any]) -> None:
-    with InputNode() as x:
-        one = bind(workers[1].add, bind(workers[0].add, x))
-    with InputNode() as x:
-        two = bind(workers[0].add, bind(workers[1].add, x, 10), 100)
-    with raycomm.compile(one) as first, raycomm.compile(two) as second:
-        pairs = [(first.execute(i), second.execute(i)) for i in range(30)]
-        assert [(a.get(), b.get()) for a, b in pairs] == [(i + 2, i + 110) for i in range(30)]
-        first.teardown()
-        assert second.execute(1).get() == 111
-        with raycomm.compile(one) as again:
-            assert (again.execute(5).get(), second.execute(5).get()) == (7, 115)
-
-
 def test_methods_may_use_ray(workers: list[Any]) -> None:
     with InputNode() as x:
         out = bind(workers[0].get_inside, x)
@@ -387,7 +370,7 @@ def test_names_plan_and_repr(workers: list[Any]) -> None:
         out = bind(workers[0].echo, x)
     with raycomm.compile(out, name="named") as graph:
         assert graph.name == "named"
-        assert "WorkerBody.echo" in str(graph.plan) or "echo" in str(graph.plan)
+        assert ":echo(" in str(graph.plan)
         ref = graph.execute(1)
         assert "'named'" in repr(graph)
         assert "running" in repr(graph)
@@ -399,9 +382,6 @@ def test_names_plan_and_repr(workers: list[Any]) -> None:
 
 
 def test_refs_and_graphs_do_not_leave_their_process(workers: list[Any]) -> None:
-    import copy
-    import pickle
-
     with InputNode() as x:
         out = bind(workers[0].echo, x)
     with raycomm.compile(out) as graph:

@@ -178,6 +178,20 @@ def test_a_ref_keeps_its_graph(workers: list[Any]) -> None:
     ref._graph.teardown()
 
 
+def test_two_graphs_on_the_same_actors_at_once(workers: list[Any]) -> None:
+    with InputNode() as x:
+        one = bind(workers[1].add, bind(workers[0].add, x))
+    with InputNode() as x:
+        two = bind(workers[0].add, bind(workers[1].add, x, 10), 100)
+    with raycomm.compile(one) as first, raycomm.compile(two) as second:
+        pairs = [(first.execute(i), second.execute(i)) for i in range(30)]
+        assert [(a.get(), b.get()) for a, b in pairs] == [(i + 2, i + 110) for i in range(30)]
+        first.teardown()
+        assert second.execute(1).get() == 111
+        with raycomm.compile(one) as again:
+            assert (again.execute(5).get(), second.execute(5).get()) == (7, 115)
+
+
 def test_compile_again_and_again(workers: list[Any]) -> None:
     """Thirty graphs in one process: nothing is left of any, here or in the actors."""
     node = chain(workers)

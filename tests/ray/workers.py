@@ -127,6 +127,10 @@ class WorkerBody:
     def same(self, a: Any, b: Any) -> bool:
         return a is b
 
+    def grow(self, x: Any, one: list[Any], other: list[Any]) -> Any:
+        one.append(x)
+        return list(one), one is other
+
     def note(self, x: Any) -> Any:
         self.seen.append(x)
         return x

@@ -41,11 +41,7 @@ DUAL = {
 
 
 def classes() -> list[type[errors.RaycommError]]:
-    return [
-        value
-        for value in vars(errors).values()
-        if inspect.isclass(value) and issubclass(value, errors.RaycommError)
-    ]
+    return [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, errors.RaycommError)]
 
 
 def dual(name: str) -> Any:
@@ -131,4 +127,3 @@ def test_rays_own_attributes_are_there() -> None:
 def test_builtin_bases(name: str, base: type[Exception]) -> None:
     assert issubclass(getattr(errors, name), base)
     assert issubclass(getattr(errors, name), errors.RaycommError)
-

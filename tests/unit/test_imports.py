@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "raycomm"
 
-# Part -> parts of raycomm that it may import, besides itself. "_core" is the native module; "" is the package itself (its version).
+# Part -> parts of raycomm that it may import, besides itself. "_core" is the native module, "" the package (its version).
 ALLOWED = {
     "errors": set(),
     "options": {"errors"},

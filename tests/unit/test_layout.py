@@ -51,7 +51,9 @@ def test_drawn_fields_do_not_overlap() -> None:
 
 def test_drawn_sizes() -> None:
     layout = _core.layout()
-    assert {name: int(size) for name, size in _STRUCT.findall(DRAWING)} == {name: layout[name] for name in ("ArenaHeader", "SlotHeader")}
+    assert {name: int(size) for name, size in _STRUCT.findall(DRAWING)} == {
+        name: layout[name] for name in ("ArenaHeader", "SlotHeader")
+    }
     assert f"BlockHeader[block_capacity], {layout['BlockHeader']} bytes each" in DRAWING
     assert f"BufferEntry[buffer_count] ({layout['BufferEntry']} bytes each)" in DRAWING
     assert f"{layout['RingHeader']}      taken[reader]" in re.sub(r" +taken", "      taken", DRAWING)
@@ -86,7 +88,12 @@ def test_the_tags_are_found() -> None:
 
 def code_words() -> set[str]:
     """Every name of the native code outside its comments."""
-    return {word for source in SOURCES.glob("*.?pp") for line in source.read_text().splitlines() for word in re.findall(r"\w+", line.split("//")[0])}
+    return {
+        word
+        for source in SOURCES.glob("*.?pp")
+        for line in source.read_text().splitlines()
+        for word in re.findall(r"\w+", line.split("//")[0])
+    }
 
 
 @pytest.mark.parametrize("tag", sorted(order_tags()))
@@ -96,7 +103,9 @@ def test_every_ordering_names_its_partner(tag: str) -> None:
         name, number = place.split(":")
         lines = (SOURCES / name).read_text().splitlines()[int(number) - 1 : int(number) + 4]
         comments.append(" ".join(line.split("//", 1)[1] for line in lines if "//" in line))
-    named = {word for comment in comments for word in re.findall(r"[A-Za-z_]{4,}", comment.split("ORDER " + tag, 1)[-1])} & code_words()
+    named = {
+        word for comment in comments for word in re.findall(r"[A-Za-z_]{4,}", comment.split("ORDER " + tag, 1)[-1])
+    } & code_words()
     assert named, f"no mention of ORDER {tag} names what it pairs with"
 
 

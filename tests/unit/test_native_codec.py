@@ -142,7 +142,16 @@ def test_many_dimensions(dims: int) -> None:
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES, ids=repr)
 def test_every_numpy_dtype(dtype: np.dtype[Any]) -> None:
     value = np.zeros((2, 3, 4), dtype)
-    for view in (value, value.T, value[:, ::2], value[::-1], value[0, 0], value[:0], np.broadcast_to(value, (2, 2, 3, 4)), value[()]):
+    for view in (
+        value,
+        value.T,
+        value[:, ::2],
+        value[::-1],
+        value[0, 0],
+        value[:0],
+        np.broadcast_to(value, (2, 2, 3, 4)),
+        value[()],
+    ):
         both_ways(view, exact=dtype.fields is None)
     both_ways(value[0, 0, 0])
     assert _core.decode(*_core.encode(value)).flags.writeable

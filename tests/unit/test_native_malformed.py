@@ -1,6 +1,7 @@
 """Damaged messages to the native decoder: each decodes or raises SerializationError. Nothing else, and no crash.
 
-The fuzz runs in a process of its own, so that a crash is a failed test. `python -m tests.unit.test_native_malformed SEED SECONDS` runs it by hand.
+The fuzz runs in a process of its own, so that a crash is a failed test; by hand:
+`python -m tests.unit.test_native_malformed SEED SECONDS`.
 """
 
 from __future__ import annotations

@@ -93,9 +93,7 @@ def test_values_from_the_environment_are_checked_too() -> None:
 
 
 def test_rays_spellings() -> None:
-    options = load(
-        _submit_timeout=3, _max_inflight_executions=4, _max_buffered_results=5, _buffer_size_bytes=100
-    )
+    options = load(_submit_timeout=3, _max_inflight_executions=4, _max_buffered_results=5, _buffer_size_bytes=100)
     assert (options.submit_timeout, options.max_inflight, options.max_buffered_results, options.inline_bytes) == (3, 4, 5, 100)
     assert set(RAY_SPELLINGS.values()) <= set(DEFAULTS)
     # A buffer of Ray's is a whole channel's, and may be large; here it only bounds what stays inline.

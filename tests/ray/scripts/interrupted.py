@@ -1,6 +1,6 @@
 """Executes and gets in a loop while SIGINT strikes at random moments, each raised as KeyboardInterrupt; checks every value.
 
-    python tests/ray/scripts/interrupted.py SEED STRIKES
+Arguments: a seed, and how many strikes to wait for.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def value_of(number: int) -> Any:
 
 def run(graph: Any, strikes: Strikes, rng: random.Random) -> tuple[int, int]:
     """Until enough strikes were seen. Returns how many values were checked, and how many gets were struck and repeated."""
-    # Each number is sent until `execute` has returned a ref for it. An execution whose ref was lost to a strike has no one to check it.
+    # An execution whose ref was lost to a strike has no one to check it; that it is given up shows in those that follow.
     kept: list[tuple[int, Any]] = []
     checked = repeated = number = 0
     ref: Any = None

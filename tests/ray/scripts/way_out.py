@@ -1,4 +1,4 @@
-"""Ends in the way that the first argument names, with actors that run a graph's loops ("raycomm") or are called plainly ("plain").
+"""Ends in the way that the first argument names. Its actors run a graph's loops ("raycomm") or are called plainly ("plain").
 
     python tests/ray/scripts/way_out.py falls_off raycomm
 
