@@ -49,8 +49,8 @@ Mapping* Mapping::create(const std::vector<RingShape>& rings, uint32_t block_cap
   const uint64_t rings_offset = align_up(sizeof(ArenaHeader) + 8 * rings.size(), kLine);
   uint64_t cursor = rings_offset;
   for (const RingShape& ring : rings) {
-    if (ring.slots == 0 || !std::has_single_bit(ring.slots) || ring.slot_bytes % kLine != 0 || ring.slot_bytes < 2 * kLine ||
-        ring.readers == 0 || ring.readers > kMaxProcesses)
+    if (ring.slots == 0 || !std::has_single_bit(ring.slots) || ring.slots > kMaxSlots || ring.slot_bytes % kLine != 0 ||
+        ring.slot_bytes < 2 * kLine || ring.slot_bytes > kMaxSlotBytes || ring.readers == 0 || ring.readers > kMaxProcesses)
       throw ArenaError("a ring needs a power of two of slots, slots of a multiple of 64 bytes and 1 to 256 readers");
     offsets.push_back(cursor);
     cursor = align_up(cursor + ring_bytes(ring.slots, ring.slot_bytes, ring.readers), kLine);
@@ -151,8 +151,8 @@ RingHeader& Mapping::ring(uint32_t channel, RingShape& shape) const {
     RingHeader& ring = *reinterpret_cast<RingHeader*>(base_ + offset);
     if (ring.channel != channel) continue;
     shape = {channel, ring.slots, ring.slot_bytes, ring.reader_count};
-    if (shape.slots == 0 || shape.slots > (1u << 16) || !std::has_single_bit(shape.slots) || shape.slot_bytes < 2 * kLine ||
-        shape.slot_bytes > (1u << 22) || shape.slot_bytes % kLine != 0 || shape.readers == 0 || shape.readers > kMaxProcesses ||
+    if (shape.slots == 0 || shape.slots > kMaxSlots || !std::has_single_bit(shape.slots) || shape.slot_bytes < 2 * kLine ||
+        shape.slot_bytes > kMaxSlotBytes || shape.slot_bytes % kLine != 0 || shape.readers == 0 || shape.readers > kMaxProcesses ||
         offset + ring_bytes(shape.slots, shape.slot_bytes, shape.readers) > blocks_offset_)
       throw ArenaError("the ring of channel " + std::to_string(channel) + " has an impossible shape");
     return ring;

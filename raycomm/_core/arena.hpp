@@ -24,6 +24,9 @@ struct ArenaError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+inline constexpr uint32_t kMaxSlots = 1u << 16;
+inline constexpr uint32_t kMaxSlotBytes = 1u << 22;
+
 struct RingShape {
   uint32_t channel;
   uint32_t slots;       // a power of two

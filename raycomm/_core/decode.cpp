@@ -131,6 +131,13 @@ PyObject* Decoder::decode_copy(const Incoming& message) {
   return run(message, false);
 }
 
+void Decoder::abandon() {
+  for (const Part& part : parts_)
+    if (part.lease) part.lease->release();
+  parts_.clear();
+  interrupted_ = false;
+}
+
 void Decoder::forget_objects() {
   for (PyObject* object : objects_) Py_DECREF(object);
   objects_.clear();
@@ -139,6 +146,7 @@ void Decoder::forget_objects() {
 PyObject* Decoder::run(const Incoming& message, bool shared) {
   shared_ = shared;
   unknown_ = false;
+  next_part_ = 0;
   if (message.kind == Kind::failure) return in_python("decode_failure", message);
   cur_ = message.payload;
   end_ = cur_ + message.payload_bytes;
@@ -147,9 +155,9 @@ PyObject* Decoder::run(const Incoming& message, bool shared) {
   ++cur_;
   PyObject* value = get(0);
   forget_objects();
-  if (value && cur_ != end_) {
+  if (value && (cur_ != end_ || next_part_ != parts_.size())) {
     Py_DECREF(value);
-    return malformed("bytes are left over behind the value");
+    return malformed(cur_ != end_ ? "bytes are left over behind the value" : "buffers are left over");
   }
   if (!value && unknown_ && !PyErr_Occurred()) return in_python("decode", message);
   if (!value && !PyErr_Occurred()) return malformed("truncated");
@@ -224,6 +232,7 @@ PyObject* Decoder::get(int depth) {
     case 0xc7: return take(n8) ? get_ext(n8, depth) : nullptr;
     case 0xc8: return take(n16) ? get_ext(n16, depth) : nullptr;
     case 0xc9: return take(n32) ? get_ext(n32, depth) : nullptr;
+    case 0xca: return unknown();  // float32: msgpack has it, we never write it
     case 0xcb: return take(n64) ? PyFloat_FromDouble(std::bit_cast<double>(n64)) : nullptr;
     case 0xcc: return take(n8) ? PyLong_FromLong(n8) : nullptr;
     case 0xcd: return take(n16) ? PyLong_FromLong(n16) : nullptr;
@@ -324,9 +333,10 @@ PyObject* Decoder::get_ext(size_t n, int depth) {
 }
 
 PyObject* Decoder::get_packed(const unsigned char* body, size_t n) {
-  if (n < 2 || body[0] > 1 || body[1] < 1 || body[1] > 5) return malformed("a packed list of an unknown kind");
-  const bool tuple = body[0] == 1;
-  const unsigned char code = body[1];
+  if (n < 2) return malformed("a packed list of an unknown kind");
+  const unsigned char container = body[0], code = body[1];
+  if (container > 1 || code < 1 || code > 5) return malformed("a packed list of an unknown kind");
+  const bool tuple = container == 1;
   const size_t width = code == 5 ? 8 : size_t{1} << (code - 1);
   if ((n - 2) % width != 0) return malformed("a packed list that ends inside an item");
   const size_t count = (n - 2) / width;
@@ -357,13 +367,16 @@ PyObject* Decoder::get_packed(const unsigned char* body, size_t n) {
 // Checks everything a tensor or array message claims against the buffer it points to.
 bool Decoder::read_metadata(const unsigned char* body, size_t n, const DtypeRow*& row, int64_t* shape, int& ndim, const Part*& part) {
   if (n < 8) return malformed("tensor metadata that is too short"), false;
-  if (body[0] == 0 || body[0] > kDtypes.size() || body[1] != 0 || body[2] != 0) return unknown(), false;
-  row = &kDtypes[body[0] - 1];
-  ndim = body[3];
+  unsigned char head[4];
+  std::memcpy(head, body, sizeof head);  // once: shared bytes can change between check and use
+  if (head[0] == 0 || head[0] > kDtypes.size() || head[1] != 0 || head[2] != 0 || head[3] > kMaxDims) return unknown(), false;
+  row = &kDtypes[head[0] - 1];
+  ndim = head[3];
   uint32_t index;
   std::memcpy(&index, body + 4, 4);
-  if (ndim > static_cast<int>(kMaxDims) || n != 8 + 8 * static_cast<size_t>(ndim)) return malformed("tensor metadata of the wrong length"), false;
-  if (index >= parts_.size()) return malformed("a tensor without a buffer"), false;
+  if (n != 8 + 8 * static_cast<size_t>(ndim)) return malformed("tensor metadata of the wrong length"), false;
+  if (index != next_part_ || index >= parts_.size()) return malformed("a tensor without a buffer of its own"), false;
+  ++next_part_;
   part = &parts_[index];
   std::memcpy(shape, body + 8, 8 * static_cast<size_t>(ndim));
   size_t bytes = row->dl.bits / 8;
@@ -375,11 +388,11 @@ bool Decoder::read_metadata(const unsigned char* body, size_t n, const DtypeRow*
   for (int i = 0; i < ndim && !empty; ++i)
     if (__builtin_mul_overflow(bytes, static_cast<size_t>(shape[i]), &bytes)) return malformed("a shape too large to exist"), false;
   if (empty) {
-    // Framework code multiplies the other dimensions all the same: their product must not overflow either.
+    // Framework code multiplies the other dimensions all the same: where their product overflows, the Python codec decides.
     size_t product = 16;
     for (int i = 0; i < ndim; ++i)
-      if (shape[i] != 0 && __builtin_mul_overflow(product, static_cast<size_t>(shape[i]), &product)) return malformed("a shape too large to exist"), false;
-    if (product > static_cast<size_t>(PTRDIFF_MAX)) return malformed("a shape too large to exist"), false;
+      if (shape[i] != 0 && __builtin_mul_overflow(product, static_cast<size_t>(shape[i]), &product)) return unknown(), false;
+    if (product > static_cast<size_t>(PTRDIFF_MAX)) return unknown(), false;
   }
   if ((empty ? 0 : bytes) != part->bytes) return malformed("a tensor whose shape does not fit its buffer"), false;
   return true;

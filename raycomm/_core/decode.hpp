@@ -44,6 +44,7 @@ class Decoder {
   // The same for bytes of this process, with buffers that are copied: for tests, and for channels without blocks.
   PyObject* decode_copy(const Incoming& message);
   bool interrupted() const { return interrupted_; }
+  void abandon();  // gives an interrupted message up: the caller closes it undecoded
 
  private:
   struct Part {
@@ -74,6 +75,7 @@ class Decoder {
   const unsigned char *cur_ = nullptr, *end_ = nullptr;
   std::vector<Part> parts_;
   std::vector<PyObject*> objects_;  // tensors and arrays of this message, in order; strong references while decoding
+  size_t next_part_ = 0;            // each tensor or array has the next buffer for its own
   bool shared_ = false, unknown_ = false, interrupted_ = false;
 };
 

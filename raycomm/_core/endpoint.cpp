@@ -334,7 +334,12 @@ bool Reader::skip(double seconds) {
   Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
   if (!turn || !wait_ready(deadline_after(seconds))) return false;
   ring_.open(message_);
-  ring_.discard(message_);
+  if (decoder_.interrupted()) {
+    decoder_.abandon();  // its leases hold the blocks; with them gone these may be another message's already
+    ring_.close(message_);
+  } else {
+    ring_.discard(message_);
+  }
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <bit>
 
 namespace raycomm {
@@ -61,16 +62,70 @@ bool Pool::take_free(uint64_t bytes, uint64_t at_most, uint32_t& index) {
   return false;
 }
 
+bool Pool::join(uint64_t bytes, uint32_t& index, int& error) {
+  std::vector<uint32_t> order;
+  for (const auto& [size, indices] : free_) order.insert(order.end(), indices.begin(), indices.end());
+  std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) { return records_[a].offset < records_[b].offset; });
+  size_t first = 0, run = 0;
+  for (size_t last = 0; last < order.size(); ++last) {
+    const Record& record = records_[order[last]];
+    if (last > first && records_[order[last - 1]].offset + records_[order[last - 1]].bytes != record.offset) first = last, run = 0;
+    run += record.bytes;
+    if (run < bytes) continue;
+    index = order[first];
+    for (size_t i = first + 1; i <= last; ++i) {
+      records_[order[i]].state = State::retired;
+      retired_.push_back(order[i]);
+    }
+    resize(index, records_[index].offset, bytes);
+    if (run > bytes && !retired_.empty()) {  // what is left over is a block again, under one of the retired numbers
+      const uint32_t rest = retired_.back();
+      retired_.pop_back();
+      resize(rest, records_[index].offset + bytes, run - bytes);
+      records_[rest].state = State::free;
+    } else if (run > bytes) {
+      resize(index, records_[index].offset, run);
+    }
+    records_[index].state = State::filling;
+    list_free();
+    return true;
+  }
+  // Or the last free ones and what has not been cut yet.
+  if (order.empty() || records_[order.back()].offset + records_[order.back()].bytes != own_->pool_offset() + cursor_) return false;
+  for (size_t i = first; i < order.size(); ++i) {
+    records_[order[i]].state = State::retired;
+    retired_.push_back(order[i]);
+  }
+  cursor_ = records_[order[first]].offset - own_->pool_offset();
+  list_free();
+  return grow(bytes, index, error);
+}
+
+void Pool::list_free() {
+  free_.clear();
+  free_bytes_ = 0;
+  for (uint32_t i = 0; i < records_.size(); ++i)
+    if (records_[i].state == State::free) make_free(i);
+}
+
+void Pool::resize(uint32_t index, uint64_t offset, uint64_t bytes) {
+  records_[index].offset = own_->block(index).offset = offset;
+  records_[index].bytes = own_->block(index).bytes = bytes;
+}
+
 bool Pool::commit(uint64_t needed, int& error) {
   const uint64_t limit = own_->file_bytes() - own_->pool_offset();
+  auto& used = budget_->header().budget_used;
+  const auto reserve = [&](uint64_t step) {
+    if (used.fetch_add(step, std::memory_order_relaxed) + step <= budget_->header().budget_limit) return true;
+    used.fetch_sub(step, std::memory_order_relaxed);
+    return false;
+  };
   while (committed_ < needed) {
     if (needed > limit) return false;
-    const uint64_t step = align_up(std::min({std::max(needed - committed_, std::max(kFirstStep, committed_ / 2)), kStep, limit - committed_}), 4096);
-    auto& used = budget_->header().budget_used;
-    if (used.fetch_add(step, std::memory_order_relaxed) + step > budget_->header().budget_limit) {
-      used.fetch_sub(step, std::memory_order_relaxed);
-      return false;
-    }
+    const uint64_t least = align_up(std::min(needed - committed_, kStep), 4096);
+    uint64_t step = std::min(align_up(std::clamp(committed_ / 2, std::max(least, kFirstStep), kStep), 4096), limit - committed_);
+    if (!reserve(step) && !reserve(step = least)) return false;
     error = posix_fallocate(own_->fd(), static_cast<off_t>(own_->pool_offset() + committed_), static_cast<off_t>(step));
     if (error != 0) {
       used.fetch_sub(step, std::memory_order_relaxed);
@@ -82,7 +137,14 @@ bool Pool::commit(uint64_t needed, int& error) {
 }
 
 bool Pool::grow(uint64_t bytes, uint32_t& index, int& error) {
-  if (records_.size() >= own_->block_capacity() || !commit(cursor_ + bytes, error)) return false;
+  if ((records_.size() >= own_->block_capacity() && retired_.empty()) || !commit(cursor_ + bytes, error)) return false;
+  if (!retired_.empty()) {
+    index = retired_.back();
+    retired_.pop_back();
+    resize(index, own_->pool_offset() + cursor_, bytes);
+    cursor_ += bytes;
+    return true;
+  }
   index = static_cast<uint32_t>(records_.size());
   if (index % 64 == 0) {  // the next page of the block table
     const uint64_t at = reinterpret_cast<unsigned char*>(&own_->block(index)) - own_->at(0);
@@ -102,7 +164,7 @@ uint32_t Pool::acquire(uint64_t bytes) {
   int error = 0;
   collect();
   const bool found = take_free(size, 2 * size, index) || grow(size, index, error) ||
-                     (scan(), take_free(size, UINT64_MAX, index));  // before giving up: any free block that is large enough
+                     (scan(), take_free(size, 2 * size, index)) || join(size, index, error);  // before giving up: neighbours become one
   if (!found) {
     PoolExhausted report{bytes, 0, std::min(budget_->header().budget_limit, own_->file_bytes() - own_->pool_offset()), error, {}};
     const uint64_t used = budget_->header().budget_used.load(std::memory_order_relaxed);

@@ -48,7 +48,7 @@ class Pool {
   uint64_t in_use() const;  // bytes of blocks that are not free, after collecting what readers released
 
  private:
-  enum class State : uint8_t { free, filling, published };
+  enum class State : uint8_t { free, filling, published, retired };  // retired: its bytes belong to another block now
   struct Record {
     uint64_t offset, bytes;
     State state;
@@ -57,11 +57,16 @@ class Pool {
   void scan();                           // looks at every block: what a reader that died between two stores left behind
   bool take_free(uint64_t bytes, uint64_t at_most, uint32_t& index);
   bool grow(uint64_t bytes, uint32_t& index, int& error);
+  // A block of `bytes` from free neighbours, or from a larger free one: the pool is full, and what is free lies in the wrong sizes.
+  bool join(uint64_t bytes, uint32_t& index, int& error);
+  void list_free();  // writes free_ anew from the records
+  void resize(uint32_t index, uint64_t offset, uint64_t bytes);
   bool commit(uint64_t needed, int& error);
   void make_free(uint32_t index);
 
   MappingRef own_, budget_;
   std::vector<Record> records_;
+  std::vector<uint32_t> retired_;
   std::map<uint64_t, std::vector<uint32_t>> free_;  // by block size; last in, first out
   uint64_t cursor_ = 0, committed_ = 0, free_bytes_ = 0;
 };

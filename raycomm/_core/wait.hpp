@@ -91,7 +91,7 @@ Wake wait_until(const Done& done, Doorbell& bell, const WaitPolicy& policy, Rece
   if (done()) return Wake::ready;
   const int64_t begin = now_ns();
   if (deadline_ns <= begin) return Wake::timed_out;
-  for (const int64_t until = begin + recent.spin(policy); now_ns() < until;) {
+  for (const int64_t until = std::min(begin + recent.spin(policy), deadline_ns); now_ns() < until;) {
     for (int i = 0; i < 4; ++i) cpu_pause();
     if (done()) {
       recent.learn(now_ns() - begin);

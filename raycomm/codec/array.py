@@ -78,7 +78,10 @@ def encode(value: np.ndarray[Any, Any], index: int) -> tuple[bytes, memoryview] 
             order = sorted(range(value.ndim), key=lambda axis: (value.shape[axis] == 1, -counted[axis]))
             flat = value.transpose(order).reshape(-1)
         else:
-            flat = value.copy(order="C").reshape(-1)
+            # Into zeros: a copy leaves the gaps of a structured dtype as the heap had them, and they would travel.
+            dense = np.zeros(value.shape, dtype)
+            dense[...] = value
+            flat = dense.reshape(-1)
     else:
         flat = value.reshape(-1)
     raw = flat.view(np.uint8).data if value.nbytes else memoryview(b"")

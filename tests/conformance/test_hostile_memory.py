@@ -54,6 +54,12 @@ def spots(writer: Agent, number: int) -> dict[str, tuple[int, int]]:
     frame = slot + header
     if frame_block != 2**32 - 1:
         frame = peek(writer.arena, blocks + frame_block * LAYOUT["BlockHeader"] + 48, "Q")
+        pool, end = (
+            peek(writer.arena, LAYOUT["ArenaHeader.pool_offset"], "Q"),
+            peek(writer.arena, LAYOUT["ArenaHeader.file_bytes"], "Q"),
+        )
+        if not pool <= frame < end - 8192:  # the table was damaged earlier
+            return found
         found["frame in a block"] = frame, 128
     if buffers:
         found["buffer entries"] = frame + (payload + 7 & ~7), buffers * entry

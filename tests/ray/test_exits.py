@@ -22,60 +22,61 @@ SCRIPT = ROOT / "tests" / "ray" / "scripts" / "way_out.py"
 
 
 class Run:
-    """One run of the script."""
+    """One run of the script. Its output goes to files: nothing waits for a reader, and nothing is lost in one."""
 
-    def __init__(self, way: str, mode: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "default::ResourceWarning:raycomm", str(SCRIPT), way, mode],
-            cwd=ROOT,
-            env={**os.environ, "RAY_DEDUP_LOGS": "0", "PYTHONFAULTHANDLER": "", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, way: str, mode: str, directory: Path) -> None:
+        self._out, self._err = directory / f"{mode}.out", directory / f"{mode}.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "default::ResourceWarning:raycomm", str(SCRIPT), way, mode],
+                cwd=ROOT,
+                env={**os.environ, "RAY_DEDUP_LOGS": "0"},
+                stdout=out,
+                stderr=err,
+            )
         self.pids: list[int] = []
         self.files: list[str] = []
-        self.lines: list[str] = []
-        self.errors: list[str] = []
-        self.code: int | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """What the script has said so far, without what Ray prints to standard output."""
+        said = ("{", "blocked", "interrupted", "died", "7")
+        return [line for line in self._out.read_text().splitlines() if line.startswith(said)]
+
+    @property
+    def errors(self) -> list[str]:
+        """Standard error so far."""
+        return comparable(self._err.read_text())
+
+    def wait_said(self, text: str) -> str:
+        """The first line that starts with `text`."""
+
+        def said() -> bool:
+            ended = self.process.poll() is not None
+            there = any(line.startswith(text) for line in self.lines)
+            assert there or not ended, self._err.read_text()
+            return there
+
+        until(said, f"the script says {text!r}")
+        return next(line for line in self.lines if line.startswith(text))
 
     def begin(self) -> None:
-        """Read up to the line that says what runs."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith('{"pids"'):
-                facts = json.loads(line)
-                self.pids, self.files = facts["pids"], facts["files"]
-                return
-        self.process.kill()
-        raise AssertionError(f"it ended early: {self.process.communicate()[1]}")
+        """Wait for the line that says what runs."""
+        facts = json.loads(self.wait_said("{"))
+        self.pids, self.files = facts["pids"], facts["files"]
 
-    def read_until(self, text: str) -> str:
-        """The next line that starts with `text`."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(text):
-                return line
-        raise AssertionError(f"no {text!r}: {self.process.communicate()[1]}")
-
-    def finish(self) -> None:
-        """Wait for the end, and for all that it had started."""
-        try:
-            out, errors = self.process.communicate(timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        self.lines += out.splitlines()
-        self.errors = comparable(errors)
-        self.code = self.process.returncode
+    def finish(self) -> int:
+        """Wait for the end, and for all that it had started; the exit code."""
+        code = self.process.wait(PATIENCE_S)
         until(lambda: not any(runs(pid) for pid in self.pids), f"processes {self.pids} end", 30)
         assert [file for file in self.files if Path(file).exists()] == []
+        return code
 
     def clean_up(self) -> None:
         """Nothing survives a failed test."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        self.process.wait()
         for pid in self.pids:
             if runs(pid):
                 os.kill(pid, signal.SIGKILL)
@@ -99,9 +100,9 @@ def comparable(text: str) -> list[str]:
 
 
 @pytest.fixture
-def pair(request: pytest.FixtureRequest) -> Any:
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Runs of one way, with plain calls and with a graph, side by side."""
-    runs = [Run(request.param, mode) for mode in ("plain", "raycomm")]
+    runs = [Run(request.param, mode, tmp_path) for mode in ("plain", "raycomm")]
     yield request.param, *runs
     for run in runs:
         run.clean_up()
@@ -127,16 +128,15 @@ def test_way_out(pair: tuple[str, Run, Run]) -> None:
         run.begin()
     if way == "interrupt":
         for run in (plain, graph):
-            run.read_until("blocked")
+            run.wait_said("blocked")
             sent = time.monotonic()
             run.process.send_signal(signal.SIGINT)
-            assert float(run.read_until("interrupted").split()[1]) - sent < 10  # a second is promised
-    for run in (plain, graph):
-        run.finish()
-    assert graph.code == CODES[way], graph.errors
+            assert float(run.wait_said("interrupted").split()[1]) - sent < 10  # a second is promised
+    codes = [run.finish() for run in (plain, graph)]
+    assert codes[1] == CODES[way], graph.errors
     if way != "interrupt":  # there Ray's own blocking call turns the signal into exit code 1 at times
-        assert plain.code == CODES[way], plain.errors
-    assert plain.lines == graph.lines
+        assert codes[0] == CODES[way], plain.errors
+    assert [line.split()[0] for line in plain.lines[1:]] == [line.split()[0] for line in graph.lines[1:]]
     extra = [line for line in graph.errors if line not in plain.errors]
     # A graph that nobody tore down says so, where Python shows such warnings.
     if way == "dropped":
@@ -144,11 +144,11 @@ def test_way_out(pair: tuple[str, Run, Run]) -> None:
     assert extra == []
 
 
-def test_a_killed_driver_takes_its_actors_along() -> None:
-    run = Run("killed", "raycomm")
+def test_a_killed_driver_takes_its_actors_along(tmp_path: Path) -> None:
+    run = Run("killed", "raycomm", tmp_path)
     try:
         run.begin()
-        run.read_until("blocked")
+        run.wait_said("blocked")
         memory = {pid for pid in run.pids if maps_memory(pid)}
         assert len(memory) == 2  # the actors
         os.kill(run.process.pid, signal.SIGKILL)

@@ -49,7 +49,7 @@ def test_no_wakeup_is_lost(seed: int, polls: bool) -> None:
 @pytest.mark.parametrize("polls", [True, False], ids=["one side parks", "both park"])
 def test_no_wakeup_is_lost_in_ten_million(seed: int, polls: bool) -> None:
     for pauses in (1, 4, 8, 16, 64):
-        assert rally(1_000_000, pauses, seed, polls) == (1_000_000, 1_000_000)
+        assert rally(2_000_000, pauses, seed, polls) == (2_000_000, 2_000_000)
 
 
 def test_a_missing_answer_is_seen() -> None:
