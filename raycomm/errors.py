@@ -47,7 +47,8 @@ class RaycommError(Exception):
         return str(self.args[0]) if self.args else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), self._attributes)
+        notes = getattr(self, "__notes__", None)
+        return _rebuild, (type(self), str(self), self._attributes), {"__notes__": notes} if notes else None
 
 
 def _rebuild(cls: type[RaycommError], message: str, attributes: dict[str, Any]) -> RaycommError:

@@ -17,6 +17,12 @@ import pytest
 
 _SETTLE_S = 2.0  # how long threads, processes and descriptors of a test may take to go away
 _MEMFD = "memfd:raycomm"
+_GRPC_THREADS = (
+    "default-executo",
+    "event_engine",
+    "grpc_global_tim",
+    "resolver-execut",
+)  # Ray's; they come back after a shutdown
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -63,7 +69,11 @@ class Belongings:
             left += [f"thread {name!r}" for ident, name in self.threads.items() if ident not in before.threads]
             left += [f"process {pid}: {name}" for pid, name in self.children.items() if pid not in before.children]
             python = {thread.native_id for thread in threading.enumerate()}
-            native = {task: name for task, name in self.tasks.items() if task not in before.tasks and task not in python}
+            native = {
+                task: name
+                for task, name in self.tasks.items()
+                if task not in before.tasks and task not in python and name not in _GRPC_THREADS
+            }
             left += [f"native thread {task} ({name})" for task, name in native.items()]
         return left
 

@@ -14,6 +14,7 @@ PyObject *g_timed_out = nullptr, *g_closed = nullptr, *g_pool_full = nullptr, *g
 namespace {
 
 constexpr size_t kReleaseGilFrom = 256u << 10;  // bytes copied by one write
+constexpr int64_t kPoolPatienceNs = 100'000'000;
 
 bool on_main_thread() { return getpid() == static_cast<pid_t>(syscall(SYS_gettid)); }
 
@@ -151,15 +152,23 @@ bool Writer::wait_for_room(int64_t deadline) {
 
 bool Writer::stage_and_publish() {
   size_t bytes = 0;
-  for (size_t i = 0; i < rings_.size(); ++i) {
+  int64_t patience = 0;
+  for (size_t i = 0; i < rings_.size();) {
     try {
       rings_[i].stage(encoders_[i]->message(), *pool_, staged_[i]);
+      bytes += staged_[i++].copy_bytes;
     } catch (const PoolExhausted& report) {
+      // Not at once: a loop lets go of what it was given a moment after its result can be seen, so the next value may well come first.
+      if (patience == 0) patience = now_ns() + kPoolPatienceNs;
+      if (now_ns() < patience && graph_->closed() == 0) {
+        GilRelease released;
+        usleep(200);
+        continue;
+      }
       for (size_t j = 0; j < i; ++j) rings_[j].abandon(staged_[j], *pool_);
       raise_pool_full(report);
       return false;
     }
-    bytes += staged_[i].copy_bytes;
   }
   const auto copy = [this] {
     for (const auto& staged : staged_)

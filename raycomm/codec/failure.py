@@ -62,7 +62,24 @@ class Failure:
             text = "".join(traceback.format_exception(exception))
         except Exception as error:
             text = f"(the traceback cannot be formatted: {type(error).__name__})\n"
+        _forget_frames(exception)
         return cls(exception, fallback.type_name(exception), _message(exception), text, origin, execution)
+
+
+def _forget_frames(exception: BaseException) -> None:
+    """Drop the tracebacks, now text, of an exception and of what led to it: their frames hold the method's arguments, and with
+    them blocks of shared memory."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [exception]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        waiting += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions
 
 
 def encode_failure(failure: Failure) -> tuple[bytes, list[memoryview]]:

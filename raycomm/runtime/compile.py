@@ -22,11 +22,12 @@ from raycomm.channel import Address, Deadline, ShmArena
 from raycomm.errors import ChannelTimeoutError, CompileError
 from raycomm.graph import Adapter, Graph, build
 from raycomm.observe.board import Board
+from raycomm.observe.notice import Notice
 from raycomm.options import Options
 from raycomm.plan import Plan, lower, verify
 from raycomm.runtime import ray_errors
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, rings_of
-from raycomm.runtime.driver import CompiledGraph, Notice
+from raycomm.runtime.driver import CompiledGraph
 from raycomm.runtime.refs import Ref
 from raycomm.runtime.setup import prepare
 

@@ -12,7 +12,6 @@ Each output channel has its own queue: results come in order and are kept by exe
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 import weakref
 from typing import Any, NoReturn
@@ -22,6 +21,7 @@ from raycomm.channel import NO_LIMIT, Deadline, ShmArena, ShmReader, ShmWriter
 from raycomm.errors import RaycommError
 from raycomm.graph import Whole
 from raycomm.observe.board import Board
+from raycomm.observe.notice import Notice
 from raycomm.options import Options, check_limit
 from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
 from raycomm.runtime import ray_errors
@@ -29,29 +29,6 @@ from raycomm.runtime.loop import shared_memory_error
 from raycomm.runtime.refs import Ref
 
 logger = logging.getLogger("raycomm")
-
-FIRST_NOTICE_S = 10.0
-NEXT_NOTICE_S = 60.0
-
-
-class Notice:
-    """Says, after 10 s of waiting and then each minute, who waits for whom. A limit never has to pass before a user learns
-    that."""
-
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
-        self._next = self._begin + FIRST_NOTICE_S
-
-    def left(self) -> float:
-        """Seconds until the next notice is due."""
-        return max(0.0, self._next - time.monotonic())
-
-    def give(self, text: str) -> None:
-        """Log `text` if a notice is due."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + NEXT_NOTICE_S
-            logger.warning("waiting for %.0f s: %s", now - self._begin, text)
 
 
 class OutputQueue:
@@ -72,10 +49,13 @@ class OutputQueue:
         index = ref._index
         if timeout is None:
             timeout = graph.options.get_timeout
-        graph.check_open()
+        if graph._torn_down:
+            graph.check_open()
+        first = _FIRST_S if timeout is None else first_of(timeout)
+        results = self._results
         late = False
         try:  # one native call, without preparing for what comes if it takes long
-            self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, first_of(timeout))
+            self.reader.fetch(ref, results, self._unwanted, index, graph.options.max_buffered_results, first)
         except _core.TimedOut:
             late = True  # waited for outside this clause: Ctrl-C would show as "during handling of TimedOut"
         except (_core.Closed, _core.Overfull, _core.Misuse) as error:
@@ -84,12 +64,12 @@ class OutputQueue:
             self._wait(ref, index, timeout)
         # Taken before it was asked for: left with the ref before it leaves the results, so between the two it is in both, never
         # in neither. (Missing there too: another thread has just done the same.)
-        if index in self._results:
+        if index in results:
             try:
-                ref._value = self._results[index]
+                ref._value = results[index]
             except KeyError:
                 return
-            self._results.pop(index, None)
+            results.pop(index, None)
 
     def try_take(self, ref: Ref) -> bool:
         """Take the value for `ref` if it is there; False if not yet. Other errors are raised."""
@@ -201,10 +181,28 @@ class CompiledGraph:
                 usable.
             ActorDiedError, ChannelClosedError: the graph has ended.
         """
-        if self._plain is not None and len(args) == 1 and not kwargs:
-            ref = self._ref_type(self, self._plain)
-            self._submit(args, (ref,), timeout)
-            return ref
+        plain = self._plain
+        if plain is not None and len(args) == 1 and not kwargs:
+            result: Any = self._ref_type(self, plain)
+            values: tuple[Any, ...] = args
+            refs: tuple[Ref, ...] = (result,)
+        else:
+            values, refs, result = self._prepare(args, kwargs)
+        limit = self.options.submit_timeout if timeout is None else timeout
+        try:
+            first = _FIRST_S if limit is None else first_of(limit)
+            if self._writer.submit(values, refs, self._readers, self.options.max_inflight, first):
+                return result
+            deadline = Deadline(limit)  # turned away at once: too many are under way
+        except _core.TimedOut:
+            deadline = rest_of(limit)
+        except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
+            self.raise_native(error, None, None)
+        self._submit_later(values, refs, limit, deadline)
+        return result
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Ref, ...], Any]:
+        """What any graph submits: values by input channel, refs by output channel, and what `execute` returns."""
         values = tuple(split_arguments(self.plan, args, kwargs))
         refs: list[Ref] = []
         by_channel: dict[int, Ref] = {}
@@ -215,23 +213,10 @@ class CompiledGraph:
             if output.channel not in by_channel:
                 by_channel[output.channel] = self._ref_type(self, self._queues[output.channel])
             refs.append(by_channel[output.channel])
-        self._submit(values, tuple(by_channel.values()), timeout)
-        return refs[0] if self.plan.single_output else refs
-
-    def _submit(self, values: tuple[Any, ...], refs: tuple[Ref, ...], timeout: float | None) -> None:
-        limit = self.options.submit_timeout if timeout is None else timeout
-        try:
-            if self._writer.submit(values, refs, self._readers, self.options.max_inflight, first_of(limit)):
-                return
-            deadline = Deadline(limit)  # turned away at once: too many are under way
-        except _core.TimedOut:
-            deadline = rest_of(limit)
-        except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
-            self.raise_native(error, None, None)
-        self._submit_later(values, refs, limit, deadline)
+        return values, tuple(by_channel.values()), refs[0] if self.plan.single_output else refs
 
     def _submit_later(self, values: tuple[Any, ...], refs: tuple[Ref, ...], limit: float | None, deadline: Deadline) -> None:
-        """The long way of `_submit`: make room by moving the oldest execution's results aside, then try again."""
+        """The long way of `execute`: make room by moving the oldest execution's results aside, then try again."""
         notice = Notice()
         while True:
             try:

@@ -49,7 +49,9 @@ def raised_by_method(failure: Failure, graph: str) -> BaseException:
     where = f"raised by {failure.origin} in execution {failure.execution} of graph {graph!r}"
     cause = failure.exception
     if isinstance(cause, errors.RaycommError | ray.exceptions.RayError):
-        cause.add_note(f"{where}; there:\n{failure.traceback}")
+        note = f"{where}; there:\n{failure.traceback}"
+        if note not in getattr(cause, "__notes__", ()):  # a ref may be got again
+            cause.add_note(note)
         return cause
     text = failure.traceback if failure.traceback.strip() else f"{failure.type_name}: {failure.message}\n"
     shown = cause if isinstance(cause, Exception) else RuntimeError(f"{failure.type_name}: {failure.message}")

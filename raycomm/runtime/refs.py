@@ -26,7 +26,7 @@ class Ref:
     __slots__ = ("__weakref__", "_graph", "_index", "_queue", "_value")
 
     _graph: CompiledGraph
-    _queue: OutputQueue | None
+    _queue: Any  # OutputQueue; None where the value was there from the start
     _index: int
     _value: Any
 
@@ -50,7 +50,6 @@ class Ref:
             CapacityExceededError: earlier executions have more unfetched results than `max_buffered_results`.
         """
         while self._value is _PENDING:  # twice at most: another thread may be about to leave the value here
-            assert self._queue is not None
             self._queue.take(self, timeout)
         value = self._value
         if type(value) is Failure:
@@ -64,7 +63,6 @@ class Ref:
         # Polls, first often and then every few milliseconds: no thread is needed, and a cancelled waiter loses nothing.
         pause = _FIRST_POLL_S
         while self._value is _PENDING:
-            assert self._queue is not None
             if self._queue.try_take(self):
                 break
             await asyncio.sleep(pause)

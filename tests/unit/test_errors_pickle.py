@@ -127,3 +127,10 @@ def test_rays_own_attributes_are_there() -> None:
 def test_builtin_bases(name: str, base: type[Exception]) -> None:
     assert issubclass(getattr(errors, name), base)
     assert issubclass(getattr(errors, name), errors.RaycommError)
+
+
+def test_notes_travel() -> None:
+    error = errors.CompileError("text", node="n")
+    error.add_note("said later")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.__notes__, again.node, str(again)) == (["said later"], "n", "text")

@@ -1,0 +1,30 @@
+"""Says in the log who waits for whom, before any limit passes."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+logger = logging.getLogger("raycomm")
+
+FIRST_NOTICE_S = 10.0
+NEXT_NOTICE_S = 60.0
+
+
+class Notice:
+    """Of one wait: due after 10 s, then each minute."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._next = self._begin + FIRST_NOTICE_S
+
+    def left(self) -> float:
+        """Seconds until the next notice is due."""
+        return max(0.0, self._next - time.monotonic())
+
+    def give(self, text: str) -> None:
+        """Log `text` if a notice is due."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + NEXT_NOTICE_S
+            logger.warning("waiting for %.0f s: %s", now - self._begin, text)
