@@ -43,6 +43,13 @@ void install_fork_counter() {
   (void)installed;
 }
 
+int commit_bytes(int fd, uint64_t offset, uint64_t bytes) {
+  int error;
+  do error = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  while (error == EINTR);
+  return error;
+}
+
 Mapping* Mapping::create(const std::vector<RingShape>& rings, uint32_t block_capacity, uint64_t pool_bytes, uint64_t budget_bytes,
                          std::span<const unsigned char, 16> nonce) {
   std::vector<uint64_t> offsets;
@@ -67,7 +74,7 @@ Mapping* Mapping::create(const std::vector<RingShape>& rings, uint32_t block_cap
   if (ftruncate(mapping->fd_, static_cast<off_t>(file_bytes)) != 0) fail("ftruncate of the arena", errno);
   if (fcntl(mapping->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail("sealing the arena", errno);
   // Header and rings are committed now: a page that cannot be had later would be a SIGBUS in somebody's hot path.
-  if (int error = posix_fallocate(mapping->fd_, 0, static_cast<off_t>(blocks_offset)); error != 0) fail("no memory for the rings", error);
+  if (int error = commit_bytes(mapping->fd_, 0, blocks_offset); error != 0) fail("no memory for the rings", error);
   mapping->base_ = map(mapping->fd_, file_bytes);
   if (!mapping->base_) fail("mmap of the arena", errno);
   mapping->file_bytes_ = file_bytes;
@@ -186,6 +193,7 @@ MappingRef Neighbourhood::peer(uint32_t process) const {
 }
 
 void Neighbourhood::close_all(Closed reason, uint32_t process) const {
+  if (own_->made_under() != fork_epoch()) return;  // a forked child must not end its parent's graph
   own_->close(reason, process);
   for (const Peer& peer : peers_) peer.mapping->close(reason, process);
 }

@@ -34,6 +34,9 @@ struct RingShape {
   uint32_t readers;
 };
 
+// Takes pages for a range of a memfd now, so that touching them later cannot fail. 0, or what the system said.
+int commit_bytes(int fd, uint64_t offset, uint64_t bytes);
+
 // One mapping of one memfd. Shared by the endpoints and by every view of a block in it; unmapped when the last of them is gone,
 // which may be long after teardown.
 class Mapping {

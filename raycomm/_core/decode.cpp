@@ -111,18 +111,20 @@ const unsigned char* Decoder::take_bytes(size_t n) {
 }
 
 PyObject* Decoder::decode(const Incoming& message, const RingReader& reader) {
-  if (!interrupted_) {
+  if (!open_) {
     parts_.clear();
     for (const auto& buffer : message.buffers)
       parts_.push_back({buffer.data, buffer.bytes, buffer.block == kInline ? nullptr : reader.lease(buffer.block)});
+    open_ = true;
   }
-  PyObject* value = message.problem.empty() ? run(message, reader.shared()) : malformed(message.problem.c_str());
-  interrupted_ = !value && !PyErr_ExceptionMatches(PyExc_Exception);
-  if (interrupted_) return nullptr;
-  // Our own hold on each block ends here; what was built on it has taken its own. So no block can be let go while it is still being read.
+  return message.problem.empty() ? run(message, reader.shared()) : malformed(message.problem.c_str());
+}
+
+void Decoder::settle() {
   for (const Part& part : parts_)
     if (part.lease) part.lease->release();
-  return value;
+  parts_.clear();
+  open_ = false;
 }
 
 PyObject* Decoder::decode_copy(const Incoming& message) {
@@ -131,19 +133,39 @@ PyObject* Decoder::decode_copy(const Incoming& message) {
   return run(message, false);
 }
 
-void Decoder::abandon() {
-  for (const Part& part : parts_)
-    if (part.lease) part.lease->release();
-  parts_.clear();
-  interrupted_ = false;
-}
-
 void Decoder::forget_objects() {
   for (PyObject* object : objects_) Py_DECREF(object);
   objects_.clear();
 }
 
 PyObject* Decoder::run(const Incoming& message, bool shared) {
+  PyObject* value = attempt(message, shared);
+  if (value || !PyErr_ExceptionMatches(PyExc_Exception)) return value;
+  PyObject *type, *error, *trace;
+  PyErr_Fetch(&type, &error, &trace);
+  PyErr_NormalizeException(&type, &error, &trace);
+  PyObject* name = PyObject_GetAttrString(type, "__name__");
+  if (name && PyUnicode_CompareWithASCIIString(name, "SerializationError") != 0) {
+    // torch that cannot be imported here, no memory for a copy: whatever it is, this message cannot be decoded, and the next one may.
+    PyObject* text = PyUnicode_FromFormat("cannot decode the value: %U: %S", name, error);
+    if (text) raise_serialization_error(PyUnicode_AsUTF8(text));
+    Py_XDECREF(text);
+    PyObject *type2, *error2, *trace2;
+    PyErr_Fetch(&type2, &error2, &trace2);
+    PyErr_NormalizeException(&type2, &error2, &trace2);
+    if (error2) PyException_SetCause(error2, Py_NewRef(error));
+    PyErr_Restore(type2, error2, trace2);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+  } else {
+    PyErr_Restore(type, error, trace);
+  }
+  Py_XDECREF(name);
+  return nullptr;
+}
+
+PyObject* Decoder::attempt(const Incoming& message, bool shared) {
   shared_ = shared;
   unknown_ = false;
   next_part_ = 0;

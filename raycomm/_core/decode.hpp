@@ -38,13 +38,13 @@ class Decoder {
   explicit Decoder(BufferFactory make_buffer) : make_buffer_(make_buffer) {}
 
   // The value of an open message. `shared`: other processes read the same blocks, so nothing writable may be built on them.
-  // Null with a Python error set (SerializationError for a malformed message). All leases are settled when it returns, except when it
-  // was interrupted (Ctrl-C inside the Python codec): then the message is still open, and the next call decodes it again.
+  // Null with a Python error set (SerializationError for whatever cannot be decoded, or what interrupted it). Holds every block of the message
+  // until settle(), which goes with closing the message; without it the next call decodes the same message again.
   PyObject* decode(const Incoming& message, const RingReader& reader);
   // The same for bytes of this process, with buffers that are copied: for tests, and for channels without blocks.
   PyObject* decode_copy(const Incoming& message);
-  bool interrupted() const { return interrupted_; }
-  void abandon();  // gives an interrupted message up: the caller closes it undecoded
+  bool open() const { return open_; }
+  void settle();
 
  private:
   struct Part {
@@ -53,6 +53,7 @@ class Decoder {
     Lease* lease;  // null: small, to be copied
   };
   PyObject* run(const Incoming& message, bool shared);
+  PyObject* attempt(const Incoming& message, bool shared);
   PyObject* in_python(const char* function, const Incoming& message);
   PyObject* get(int depth);
   PyObject* get_items(size_t n, int depth);
@@ -76,7 +77,7 @@ class Decoder {
   std::vector<Part> parts_;
   std::vector<PyObject*> objects_;  // tensors and arrays of this message, in order; strong references while decoding
   size_t next_part_ = 0;            // each tensor or array has the next buffer for its own
-  bool shared_ = false, unknown_ = false, interrupted_ = false;
+  bool shared_ = false, unknown_ = false, open_ = false;
 };
 
 // raycomm.errors.SerializationError with a message; returns null.

@@ -334,8 +334,7 @@ bool Encoder::seen_before(PyObject* value) {
     for (size_t i = 0; i < n && found == n; ++i)
       if (objects_[i] == value) found = i;
   } else {
-    if (index_of_.size() != n)
-      for (size_t i = 0; i < n; ++i) index_of_.emplace(objects_[i], static_cast<uint32_t>(i));
+    for (size_t i = index_of_.size(); i < n; ++i) index_of_.emplace(objects_[i], static_cast<uint32_t>(i));
     if (const auto it = index_of_.find(value); it != index_of_.end()) found = it->second;
   }
   if (found < n) {

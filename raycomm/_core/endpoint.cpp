@@ -74,7 +74,17 @@ bool in_its_process(const Neighbourhood& graph) {
 
 template <class Served>
 Queue::Entered Queue::enter(int64_t deadline, const Served& served) {
-  if (mutex_.try_lock()) return Entered::yes;
+  const pthread_t me = pthread_self();
+  if (held_.load(std::memory_order_acquire) && pthread_equal(owner_, me)) {
+    PyErr_SetString(g_misuse, "the graph is called from inside one of its own calls on this thread (a signal handler, a reducer or a finalizer)");
+    return Entered::raised;
+  }
+  const auto mine = [&] {
+    owner_ = me;
+    held_.store(true, std::memory_order_release);
+    return Entered::yes;
+  };
+  if (mutex_.try_lock()) return mine();
   for (;;) {
     bool entered;
     {
@@ -82,7 +92,7 @@ Queue::Entered Queue::enter(int64_t deadline, const Served& served) {
       const int64_t slice = std::min<int64_t>(20'000'000, deadline == kNoDeadline ? INT64_MAX : std::max<int64_t>(0, deadline - now_ns()));
       entered = mutex_.try_lock_for(std::chrono::nanoseconds(slice));
     }
-    if (entered) return Entered::yes;
+    if (entered) return mine();
     if (served()) return Entered::timed_out;
     if (PyErr_CheckSignals() != 0) return Entered::raised;
     if (now_ns() >= deadline) return Entered::timed_out;
@@ -106,6 +116,7 @@ Turn::Turn(std::atomic<bool>& busy, uint32_t made_under, const char* what) : bus
 }
 
 int Arena::wait_left(const std::vector<uint32_t>& processes, double seconds) {
+  if (graph->own().made_under() != fork_epoch()) return 1;
   std::vector<MappingRef> waiting;
   for (uint32_t process : processes) waiting.push_back(graph->peer(process));
   const auto left = [&] {
@@ -150,7 +161,7 @@ bool Writer::wait_for_room(int64_t deadline) {
   return true;
 }
 
-bool Writer::stage_and_publish() {
+bool Writer::stage_and_publish(int64_t deadline) {
   size_t bytes = 0;
   int64_t patience = 0;
   for (size_t i = 0; i < rings_.size();) {
@@ -159,15 +170,19 @@ bool Writer::stage_and_publish() {
       bytes += staged_[i++].copy_bytes;
     } catch (const PoolExhausted& report) {
       // Not at once: a loop lets go of what it was given a moment after its result can be seen, so the next value may well come first.
-      if (patience == 0) patience = now_ns() + kPoolPatienceNs;
+      if (patience == 0) patience = std::min(now_ns() + kPoolPatienceNs, deadline);
       if (now_ns() < patience && graph_->closed() == 0) {
         GilRelease released;
         usleep(200);
         continue;
       }
       for (size_t j = 0; j < i; ++j) rings_[j].abandon(staged_[j], *pool_);
+      if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), false;
       raise_pool_full(report);
       return false;
+    } catch (...) {
+      for (size_t j = 0; j < i; ++j) rings_[j].abandon(staged_[j], *pool_);
+      throw;
     }
   }
   const auto copy = [this] {
@@ -193,7 +208,7 @@ bool Writer::write_now(PyObject* const* values, size_t count, int64_t deadline) 
     encoders_[i]->reset(rings_[i].inline_begin(), rings_[i].inline_bytes());
     ok = encoders_[i]->encode(values[i]);
   }
-  ok = ok && stage_and_publish();
+  ok = ok && stage_and_publish(deadline);
   for (auto& encoder : encoders_) encoder->reset(nullptr, 0);
   return ok;
 }
@@ -225,7 +240,12 @@ int Writer::submit(PyObject* const* values, size_t count, PyObject* refs, const 
       Py_XDECREF(value);
       return ok;
     };
-    result = number(PyLong_FromUnsignedLongLong(index)) && write_now(values, count, deadline) ? 1 : -1;
+    try {
+      result = number(PyLong_FromUnsignedLongLong(index)) && write_now(values, count, deadline) ? 1 : -1;
+    } catch (const std::bad_alloc&) {
+      PyErr_NoMemory();
+      result = -1;
+    }
     if (result < 0 && published() == index) {  // nothing was published: the refs stand for nothing
       PyObject *type, *value, *trace;
       PyErr_Fetch(&type, &value, &trace);
@@ -238,14 +258,15 @@ int Writer::submit(PyObject* const* values, size_t count, PyObject* refs, const 
 
 bool Writer::write_failure(PyObject* payload, PyObject* buffers, double seconds) {
   Turn turn(busy_, graph_->own().made_under(), "a channel's writing end");
-  if (!turn || !wait_for_room(deadline_after(seconds))) return false;
+  const int64_t deadline = deadline_after(seconds);
+  if (!turn || !wait_for_room(deadline)) return false;
   bool ok = true;
   for (auto& encoder : encoders_) {
     encoder->reset(nullptr, 0);
     ok = ok && encoder->adopt(payload, buffers);
     encoder->message().kind = Kind::failure;
   }
-  ok = ok && stage_and_publish();
+  ok = ok && stage_and_publish(deadline);
   for (auto& encoder : encoders_) encoder->reset(nullptr, 0);
   return ok;
 }
@@ -276,7 +297,10 @@ PyObject* Reader::read(double seconds) {
   if (!turn || !wait_ready(deadline_after(seconds))) return nullptr;
   ring_.open(message_);
   PyObject* value = decoder_.decode(message_, ring_);
-  if (value || !decoder_.interrupted()) ring_.close(message_);
+  if (value || !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+    decoder_.settle();
+    ring_.close(message_);
+  }
   return value;
 }
 
@@ -287,13 +311,13 @@ bool Reader::fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int
   PyObject* key = PyLong_FromUnsignedLongLong(ring_.taken());
   if (!key) return false;
   const auto given_up = [&] { return PySet_GET_SIZE(unwanted) != 0 && PySet_Discard(unwanted, key) == 1; };
-  if (!decoder_.interrupted() && given_up()) {
+  if (!decoder_.open() && given_up()) {
     ring_.discard(message_);
     Py_DECREF(key);
     return true;
   }
   PyObject* value = decoder_.decode(message_, ring_);
-  if (!value && !decoder_.interrupted()) {
+  if (!value && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
     // Whoever asks for this execution gets the error; the ones behind it are not in its way.
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
@@ -309,6 +333,7 @@ bool Reader::fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int
   const bool stored = value && (ref ? PyObject_SetAttr(ref, value_name, value) : PyDict_SetItem(results, key, value)) == 0;
   if (stored) {
     if (!ref && given_up()) PyDict_DelItem(results, key);  // its ref died while it was being decoded
+    decoder_.settle();
     ring_.close(message_);
   }
   Py_XDECREF(value);
@@ -343,8 +368,8 @@ bool Reader::skip(double seconds) {
   Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
   if (!turn || !wait_ready(deadline_after(seconds))) return false;
   ring_.open(message_);
-  if (decoder_.interrupted()) {
-    decoder_.abandon();  // its leases hold the blocks; with them gone these may be another message's already
+  if (decoder_.open()) {  // by a read that was interrupted; its leases hold the blocks
+    decoder_.settle();
     ring_.close(message_);
   } else {
     ring_.discard(message_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <Python.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <memory>
@@ -51,7 +52,10 @@ class Queue {
    public:
     explicit Turn(Queue& queue) : queue_(queue) {}
     Turn(const Turn&) = delete;
-    ~Turn() { queue_.mutex_.unlock(); }
+    ~Turn() {
+      queue_.held_.store(false, std::memory_order_release);
+      queue_.mutex_.unlock();
+    }
 
    private:
     Queue& queue_;
@@ -59,6 +63,8 @@ class Queue {
 
  private:
   std::timed_mutex mutex_;
+  std::atomic<bool> held_{false};
+  pthread_t owner_{};  // looked at only to recognise oneself
 };
 
 class Arena {
@@ -90,7 +96,7 @@ class Writer {
  private:
   bool write_now(PyObject* const* values, size_t count, int64_t deadline);
   bool wait_for_room(int64_t deadline);
-  bool stage_and_publish();
+  bool stage_and_publish(int64_t deadline);
   Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;
   std::shared_ptr<Pool> pool_;

@@ -164,6 +164,8 @@ NB_MODULE(_core, m) {
   m.def("encode", &encode_value, "value"_a.none());
   m.def("decode", &decode_value, "payload"_a, "buffers"_a);
   m.def("stop_others", &GilRelease::stop_others);
+  // Exit hooks run last in, first out: graphs are compiled after this import, so theirs run before this one.
+  nb::module_::import_("atexit").attr("register")(m.attr("stop_others"));
 
   nb::class_<Buffer>(m, "Buffer", nb::type_slots(buffer_slots));
 
@@ -195,6 +197,7 @@ NB_MODULE(_core, m) {
       .def("loop_state", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().loop_state.load(std::memory_order_acquire); },
            "process"_a)
       .def("set_loop_state", [](const Arena& a, uint32_t state, uint32_t watcher) {
+        if (a.graph->own().made_under() != fork_epoch()) return;
         a.graph->own().header().loop_state.store(state, std::memory_order_seq_cst);  // ORDER parking: Arena::wait_left looks at it
         ring_bell(a.graph->peer(watcher)->header().doorbell);
       }, "state"_a, "watcher"_a)

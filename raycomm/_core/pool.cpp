@@ -78,12 +78,10 @@ bool Pool::join(uint64_t bytes, uint32_t& index, int& error) {
       retired_.push_back(order[i]);
     }
     resize(index, records_[index].offset, bytes);
-    if (run > bytes && !retired_.empty()) {  // what is left over is a block again, under one of the retired numbers
-      const uint32_t rest = retired_.back();
-      retired_.pop_back();
+    if (uint32_t rest; run > bytes && new_number(rest, error)) {  // what is left over is a block again
       resize(rest, records_[index].offset + bytes, run - bytes);
       records_[rest].state = State::free;
-    } else if (run > bytes) {
+    } else {
       resize(index, records_[index].offset, run);
     }
     records_[index].state = State::filling;
@@ -126,7 +124,7 @@ bool Pool::commit(uint64_t needed, int& error) {
     const uint64_t least = align_up(std::min(needed - committed_, kStep), 4096);
     uint64_t step = std::min(align_up(std::clamp(committed_ / 2, std::max(least, kFirstStep), kStep), 4096), limit - committed_);
     if (!reserve(step) && !reserve(step = least)) return false;
-    error = posix_fallocate(own_->fd(), static_cast<off_t>(own_->pool_offset() + committed_), static_cast<off_t>(step));
+    error = commit_bytes(own_->fd(), own_->pool_offset() + committed_, step);
     if (error != 0) {
       used.fetch_sub(step, std::memory_order_relaxed);
       return false;
@@ -136,24 +134,26 @@ bool Pool::commit(uint64_t needed, int& error) {
   return true;
 }
 
-bool Pool::grow(uint64_t bytes, uint32_t& index, int& error) {
-  if ((records_.size() >= own_->block_capacity() && retired_.empty()) || !commit(cursor_ + bytes, error)) return false;
+bool Pool::new_number(uint32_t& index, int& error) {
   if (!retired_.empty()) {
     index = retired_.back();
     retired_.pop_back();
-    resize(index, own_->pool_offset() + cursor_, bytes);
-    cursor_ += bytes;
     return true;
   }
+  if (records_.size() >= own_->block_capacity()) return false;
   index = static_cast<uint32_t>(records_.size());
   if (index % 64 == 0) {  // the next page of the block table
     const uint64_t at = reinterpret_cast<unsigned char*>(&own_->block(index)) - own_->at(0);
-    if ((error = posix_fallocate(own_->fd(), static_cast<off_t>(at), 64 * sizeof(BlockHeader))) != 0) return false;
+    if ((error = commit_bytes(own_->fd(), at, 64 * sizeof(BlockHeader))) != 0) return false;
   }
-  BlockHeader& block = own_->block(index);
-  records_.push_back({own_->pool_offset() + cursor_, bytes, State::filling});
-  block.offset = records_.back().offset;
-  block.bytes = bytes;
+  records_.push_back({0, 0, State::retired});
+  return true;
+}
+
+bool Pool::grow(uint64_t bytes, uint32_t& index, int& error) {
+  if (!commit(cursor_ + bytes, error) || !new_number(index, error)) return false;
+  resize(index, own_->pool_offset() + cursor_, bytes);
+  records_[index].state = State::filling;
   cursor_ += bytes;
   return true;
 }

@@ -57,6 +57,7 @@ class Pool {
   void scan();                           // looks at every block: what a reader that died between two stores left behind
   bool take_free(uint64_t bytes, uint64_t at_most, uint32_t& index);
   bool grow(uint64_t bytes, uint32_t& index, int& error);
+  bool new_number(uint32_t& index, int& error);  // a record to fill in
   // A block of `bytes` from free neighbours, or from a larger free one: the pool is full, and what is free lies in the wrong sizes.
   bool join(uint64_t bytes, uint32_t& index, int& error);
   void list_free();  // writes free_ anew from the records

@@ -31,6 +31,7 @@ ShmWriter: TypeAlias = "_core.Writer"
 ShmReader: TypeAlias = "_core.Reader"
 
 _LINE = 64
+_SMALLEST_SLOT = 5 * _LINE  # a failure cut to its beginning always fits without a block (`runtime.loop.brief`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class RingLayout:
     def slot_bytes(self) -> int:
         """Slot header and inline bytes, rounded up to a cache line."""
         wanted = _core.SLOT_HEADER_BYTES + self.inline_bytes
-        return max(2 * _LINE, -(-wanted // _LINE) * _LINE)
+        return max(_SMALLEST_SLOT, -(-wanted // _LINE) * _LINE)
 
 
 def slots_for(in_flight: int) -> int:

@@ -97,12 +97,13 @@ class OutputQueue:
 
     def give_up(self, index: int) -> None:
         """The ref for `index` died. Only dictionary and set operations: may run inside a garbage collection, in any thread."""
-        missing = self._results.pop(index, _ABSENT) is _ABSENT
-        if missing and index >= self.reader.taken:
-            self._unwanted.add(index)
+        # First unwanted, then a look at what has been taken meanwhile: the other way round a result taken in between would stay.
+        self._unwanted.add(index)
+        if index < self.reader.taken:
+            self._unwanted.discard(index)
+            self._results.pop(index, None)
 
 
-_ABSENT: Any = object()
 _FIRST_S = 1.0
 
 

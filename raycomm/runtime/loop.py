@@ -107,7 +107,9 @@ class Loop:
                 try:
                     write(value)
                     return
-                except (SerializationError, _core.PoolFull) as error:
+                except (_core.Closed, _core.Misuse):
+                    raise
+                except Exception as error:  # nothing was published: this execution fails, the next is untouched
                     value = self._unsent(error, (channel,))
             self._write_failure(writer, value)
 
@@ -219,7 +221,9 @@ class Loop:
                 try:
                     together.write_all(values)
                     return
-                except (SerializationError, _core.PoolFull) as error:
+                except (_core.Closed, _core.Misuse):
+                    raise
+                except Exception as error:
                     failures = [self._unsent(error, action.channels)]
             # Values of one call succeed or fail together: they were made, or could not be sent, by the same execution.
             self._write_failure(together, failures[0])
@@ -236,7 +240,9 @@ class Loop:
                 return
             try:
                 write(value)
-            except (SerializationError, _core.PoolFull) as error:
+            except (_core.Closed, _core.Misuse):
+                raise
+            except Exception as error:
                 self._write_failure(writer, self._unsent(error, (channel,)))
 
         return step
@@ -246,9 +252,9 @@ class Loop:
             payload, buffers = encode_failure(failure)
             writer.write_failure(payload, buffers)
         except (SerializationError, _core.PoolFull):
-            # Not even the report fits: what always does is its first line.
-            short = Failure(None, failure.type_name, failure.message[:200], "", failure.origin, failure.execution)
-            writer.write_failure(*encode_failure(short))
+            # Not even the report fits: what always does, without a block, is its beginning.
+            kind, text, origin = (brief(field) for field in (failure.type_name, failure.message, failure.origin))
+            writer.write_failure(*encode_failure(Failure(None, kind, text, "", origin, failure.execution)))
 
     def _unsent(self, error: Exception, channels: tuple[int, ...]) -> Failure:
         names = ", ".join(self._plan.channels[channel].value for channel in channels)
@@ -273,6 +279,11 @@ class Loop:
                 registers[register] = None
 
         return release
+
+
+def brief(text: str) -> str:
+    """At most 60 bytes of a text: three of them fit every ring slot."""
+    return text.encode("ascii", "backslashreplace")[:60].decode()
 
 
 def shared_memory_error(error: _core.PoolFull, plan: Plan, what: str) -> SharedMemoryError:

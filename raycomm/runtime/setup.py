@@ -49,7 +49,7 @@ def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
         arena.attach(blueprint.driver)
     except OSError as error:
         return Prepared(blueprint.process, node, None, str(error))
-    if arena.closed[0]:
+    if arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
         return Prepared(blueprint.process, node, None, "the driver has given up")
     context = contextvars.copy_context()
     # A daemon: at interpreter exit nobody waits for a user's method. `_core` sees to it that a parked thread stays parked then.

@@ -95,3 +95,12 @@ def test_random_sizes_and_holds_never_mix_bytes(rng: random.Random) -> None:
     del array
     assert pair.writer_arena.core.pool_in_use == 0
     assert pair.send(7 * MIB, 1).all()
+
+
+def test_a_small_value_does_not_take_a_large_block_whole() -> None:
+    pair = Pair(16 * MIB)
+    array = pair.send(15 * MIB, 1)
+    del array
+    held = [pair.send(64 << 10, number) for number in range(100)]
+    assert pair.writer_arena.core.pool_in_use < 8 * MIB
+    assert [int(array[0]) for array in held] == list(range(100))
