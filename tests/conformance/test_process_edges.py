@@ -69,19 +69,25 @@ def test_a_forked_child_cannot_close_its_parents_arenas() -> None:
     assert reading.reader(0, 0, 0, drain=True).read(5) == "still open"
 
 
+@pytest.mark.parametrize(
+    "limit", [-1, 0.0005]
+)  # one long wait, and one that comes back all the time, also while the interpreter ends
 @pytest.mark.parametrize("ends", ["pass", "sys.exit(3)", "raise KeyError"])
-def test_threads_parked_at_exit_do_not_abort_the_process(ends: str) -> None:
+def test_a_thread_parked_at_exit_does_not_abort_the_process(ends: str, limit: float) -> None:
     done = run(f"""
-        started = threading.Barrier(3)
-        def park(limit):
-            started.wait()
+        class Slow:
+            def __del__(self, sleep=time.sleep):
+                sleep(0.2)  # lets the GIL go in the middle of finalization, and the thread try to take it
+        slow = Slow()
+        started = threading.Event()
+        def park():
+            started.set()
             while True:
                 try:
-                    reader.read(limit)  # one long wait, and one that comes back again and again while the interpreter ends
-                except (_core.TimedOut, _core.Misuse):
+                    reader.read({limit})
+                except _core.TimedOut:
                     pass
-        for limit in (-1, 0.0005):
-            threading.Thread(target=park, args=(limit,), daemon=True).start()
+        threading.Thread(target=park, daemon=True).start()
         started.wait()
         time.sleep(0.05)
         {ends}
