@@ -95,3 +95,23 @@ class Actors:
         kept, self._kept = self._kept, []
         for actor in kept:
             ray.kill(actor)
+
+
+def graph_calls(execute: Any, topology: Topology) -> Calls:
+    """The calls of a compiled graph, the same for raycomm's and Ray's: `execute(x).get()`, each ref by its own `get`."""
+
+    def call_one(value: Any) -> Any:
+        return execute(value).get()
+
+    def call_all(value: Any) -> Any:
+        return [ref.get() for ref in execute(value)]
+
+    def fetch_one(ref: Any) -> Any:
+        return ref.get()
+
+    def fetch_all(refs: Any) -> Any:
+        return [ref.get() for ref in refs]
+
+    if topology is Topology.BROADCAST4:
+        return Calls(call_all, execute, fetch_all)
+    return Calls(call_one, execute, fetch_one)

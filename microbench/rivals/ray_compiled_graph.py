@@ -1,13 +1,12 @@
-"""Ray Compiled Graphs: `ray.get(dag.execute(x))` on `dag.experimental_compile()`."""
+"""Ray Compiled Graphs: one `dag.execute(x).get()` per call, on `dag.experimental_compile()`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import ray
 from ray.dag import InputNode, MultiOutputNode
 
-from microbench.rivals.base import Actors, Calls
+from microbench.rivals.base import Actors, Calls, graph_calls
 from microbench.rows import RAY_GRAPH, Topology
 
 
@@ -36,12 +35,7 @@ class RayCompiledGraph:
                 for actor in self._actors:
                     node = actor.echo.bind(node)
         self._dag = node.experimental_compile()
-        execute, get = self._dag.execute, ray.get
-
-        def call(value: Any) -> Any:
-            return get(execute(value))
-
-        return Calls(call, execute, get)
+        return graph_calls(self._dag.execute, topology)
 
     def processes(self) -> list[int]:
         return self._pids

@@ -1,10 +1,10 @@
-"""raycomm: a compiled graph, one `ray.get(graph.execute(x))` per call, word for word what the rival's row does."""
+"""raycomm: a compiled graph, one `graph.execute(x).get()` per call, word for word what the rival's row does."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from microbench.rivals.base import Actors, Calls
+from microbench.rivals.base import Actors, Calls, graph_calls
 from microbench.rows import RAYCOMM, Topology
 
 
@@ -19,7 +19,6 @@ class RaycommGraph:
         self._graph: Any = None
 
     def open(self, topology: Topology) -> Calls:
-        import ray
 
         import raycomm
         from raycomm import InputNode, MultiOutputNode
@@ -34,23 +33,7 @@ class RaycommGraph:
                 for actor in actors:
                     node = raycomm.bind(actor.echo, node)
         self._graph = raycomm.compile(node)
-        execute = self._graph.execute
-
-        def call_one(value: Any) -> Any:
-            return ray.get(execute(value))
-
-        def call_all(value: Any) -> Any:
-            return ray.get(execute(value))
-
-        def fetch_one(ref: Any) -> Any:
-            return ray.get(ref)
-
-        def fetch_all(refs: Any) -> Any:
-            return ray.get(refs)
-
-        if topology is Topology.BROADCAST4:
-            return Calls(call_all, execute, fetch_all)
-        return Calls(call_one, execute, fetch_one)
+        return graph_calls(self._graph.execute, topology)
 
     def processes(self) -> list[int]:
         return self._pids

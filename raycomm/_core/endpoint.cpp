@@ -218,42 +218,49 @@ bool Writer::write(PyObject* const* values, size_t count, double seconds) {
   return turn && write_now(values, count, deadline_after(seconds));
 }
 
-int Writer::submit(PyObject* const* values, size_t count, PyObject* refs, const std::vector<const Reader*>& outputs, uint64_t in_flight_limit,
-                   double seconds) {
+PyObject* Writer::submit(PyObject* const* values, size_t count, PyTypeObject* ref_type, PyObject* graph, PyObject* queues, PyObject* pending,
+                         const std::vector<const Reader*>& outputs, uint64_t in_flight_limit, double seconds) {
+  static PyObject* const graph_name = PyUnicode_InternFromString("_graph");
+  static PyObject* const queue_name = PyUnicode_InternFromString("_queue");
   static PyObject* const index_name = PyUnicode_InternFromString("_index");
+  static PyObject* const value_name = PyUnicode_InternFromString("_value");
   const int64_t deadline = deadline_after(seconds);
-  if (!in_its_process(*graph_)) return -1;
+  if (!in_its_process(*graph_)) return nullptr;
   switch (queue_.enter(deadline, [] { return false; })) {
-    case Queue::Entered::raised: return -1;
-    case Queue::Entered::timed_out: return PyErr_SetNone(g_timed_out), -1;
+    case Queue::Entered::raised: return nullptr;
+    case Queue::Entered::timed_out: return PyErr_SetNone(g_timed_out), nullptr;
     case Queue::Entered::yes: break;
   }
   const Queue::Turn turn(queue_);
-  int result = 0;
   const uint64_t index = published();
   uint64_t finished = index;
   for (const Reader* output : outputs) finished = std::min(finished, output->taken());
-  if (index - finished < in_flight_limit) {
-    const auto number = [&](PyObject* value) {
-      bool ok = value != nullptr;
-      for (Py_ssize_t i = 0; ok && i < PyTuple_GET_SIZE(refs); ++i) ok = PyObject_SetAttr(PyTuple_GET_ITEM(refs, i), index_name, value) == 0;
-      Py_XDECREF(value);
-      return ok;
-    };
-    try {
-      result = number(PyLong_FromUnsignedLongLong(index)) && write_now(values, count, deadline) ? 1 : -1;
-    } catch (const std::bad_alloc&) {
-      PyErr_NoMemory();
-      result = -1;
-    }
-    if (result < 0 && published() == index) {  // nothing was published: the refs stand for nothing
-      PyObject *type, *value, *trace;
-      PyErr_Fetch(&type, &value, &trace);
-      number(PyLong_FromLong(-1));
-      PyErr_Restore(type, value, trace);
-    }
+  if (index - finished >= in_flight_limit) Py_RETURN_NONE;
+  const Py_ssize_t n = PyTuple_GET_SIZE(queues);
+  PyObject* refs = PyTuple_New(n);
+  PyObject* empty = PyTuple_New(0);
+  PyObject* number = PyLong_FromUnsignedLongLong(index);
+  bool ok = refs && empty && number;
+  for (Py_ssize_t i = 0; ok && i < n; ++i) {
+    PyObject* ref = ref_type->tp_new(ref_type, empty, nullptr);
+    ok = ref != nullptr;
+    if (ok) PyTuple_SET_ITEM(refs, i, ref);
   }
-  return result;
+  try {
+    ok = ok && write_now(values, count, deadline);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+    ok = false;
+  }
+  for (Py_ssize_t i = 0; ok && i < n; ++i) {
+    PyObject* ref = PyTuple_GET_ITEM(refs, i);
+    ok = PyObject_SetAttr(ref, graph_name, graph) == 0 && PyObject_SetAttr(ref, queue_name, PyTuple_GET_ITEM(queues, i)) == 0 &&
+         PyObject_SetAttr(ref, index_name, number) == 0 && PyObject_SetAttr(ref, value_name, pending) == 0;
+  }
+  Py_XDECREF(empty);
+  Py_XDECREF(number);
+  if (!ok) Py_CLEAR(refs);
+  return refs;
 }
 
 bool Writer::write_failure(PyObject* payload, PyObject* buffers, double seconds) {

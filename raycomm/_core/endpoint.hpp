@@ -86,9 +86,12 @@ class Writer {
   Writer(const Arena& arena, const std::vector<std::pair<uint32_t, std::vector<uint32_t>>>& channels);
 
   bool write(PyObject* const* values, size_t count, double seconds);           // false: Python error set, nothing published
-  // The driver's write: any thread, in order. Sets attribute `_index` of every ref before anything is published, so that a ref that is lost
-  // to an interrupt still knows what to give up. 1: published; 0: `in_flight_limit` executions are under way; -1: Python error set.
-  int submit(PyObject* const* values, size_t count, PyObject* refs, const std::vector<const Reader*>& outputs, uint64_t in_flight_limit, double seconds);
+  // The driver's write: any thread, in order. Makes the refs itself, one per queue: instances of `ref_type` with `_graph`, `_queue`, `_index` and
+  // `_value` (= pending) set, after the values are published, while the first actor is already at work. No Python code runs in between, so an
+  // interrupt cannot lose a ref whose execution is under way. A tuple of refs; None if `in_flight_limit` executions are under way;
+  // null: Python error set, nothing published.
+  PyObject* submit(PyObject* const* values, size_t count, PyTypeObject* ref_type, PyObject* graph, PyObject* queues, PyObject* pending,
+                   const std::vector<const Reader*>& outputs, uint64_t in_flight_limit, double seconds);
   bool write_failure(PyObject* payload, PyObject* buffers, double seconds);    // the same failure to every ring
   uint64_t published() const { return rings_.front().published(); }
   size_t size() const { return rings_.size(); }

@@ -219,14 +219,16 @@ NB_MODULE(_core, m) {
       .def("write_all", [](Writer& w, const nb::tuple& values, double timeout) {
         check(w.write(PySequence_Fast_ITEMS(values.ptr()), static_cast<size_t>(PyTuple_GET_SIZE(values.ptr())), timeout));
       }, "values"_a, "timeout"_a = -1.0)
-      .def("submit", [](Writer& w, const nb::tuple& values, const nb::tuple& refs, const nb::tuple& outputs, uint64_t in_flight_limit, double timeout) {
+      .def("submit", [](Writer& w, const nb::tuple& values, nb::handle ref_type, nb::handle graph, const nb::tuple& queues, nb::handle pending,
+                        const nb::tuple& outputs, uint64_t in_flight_limit, double timeout) {
+        if (!PyType_Check(ref_type.ptr())) throw nb::type_error("ref_type must be a class");
         std::vector<const Reader*> readers;
+        readers.reserve(outputs.size());
         for (nb::handle output : outputs) readers.push_back(nb::cast<const Reader*>(output));
-        const int result = w.submit(PySequence_Fast_ITEMS(values.ptr()), static_cast<size_t>(PyTuple_GET_SIZE(values.ptr())), refs.ptr(), readers,
-                                    in_flight_limit, timeout);
-        check(result >= 0);
-        return result == 1;
-      }, "values"_a, "refs"_a, "outputs"_a, "in_flight_limit"_a, "timeout"_a)
+        return owned(w.submit(PySequence_Fast_ITEMS(values.ptr()), static_cast<size_t>(PyTuple_GET_SIZE(values.ptr())),
+                              reinterpret_cast<PyTypeObject*>(ref_type.ptr()), graph.ptr(), queues.ptr(), pending.ptr(), readers, in_flight_limit,
+                              timeout));
+      }, "values"_a, "ref_type"_a, "graph"_a, "queues"_a, "pending"_a, "outputs"_a, "in_flight_limit"_a, "timeout"_a)
       .def("write_failure", [](Writer& w, nb::handle payload, nb::handle buffers, double timeout) {
         check(w.write_failure(payload.ptr(), buffers.ptr(), timeout));
       }, "payload"_a, "buffers"_a, "timeout"_a = -1.0)

@@ -26,7 +26,7 @@ from raycomm.options import Options, check_limit
 from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
 from raycomm.runtime import ray_errors
 from raycomm.runtime.loop import shared_memory_error
-from raycomm.runtime.refs import Ref
+from raycomm.runtime.refs import PENDING, Ref
 
 logger = logging.getLogger("raycomm")
 
@@ -154,13 +154,11 @@ class CompiledGraph:
                 channel = plan.channels[output.channel]
                 reader = arena.reader(channel.writer, channel.id, channel.readers.index(0), drain=True)
                 self._queues[channel.id] = OutputQueue(channel.id, reader)
-        self._readers = tuple(queue.reader for queue in self._queues.values())
+        self._order = tuple(self._queues.values())
+        self._readers = tuple(queue.reader for queue in self._order)
         # The commonest graph, one whole input and one output, takes a shorter way through `execute`.
-        self._plain = (
-            next(iter(self._queues.values()))
-            if plan.single_output and len(self._queues) == 1 and [item.projection for item in plan.inputs] == [Whole()]
-            else None
-        )
+        projections = [item.projection for item in plan.inputs]
+        self._plain = plan.single_output and len(self._order) == 1 and projections == [Whole()]
         self._finalizer = weakref.finalize(self, _dropped, arena, self.name)
         self._finalizer.atexit = False
 
@@ -182,49 +180,49 @@ class CompiledGraph:
                 usable.
             ActorDiedError, ChannelClosedError: the graph has ended.
         """
-        plain = self._plain
-        if plain is not None and len(args) == 1 and not kwargs:
-            result: Any = self._ref_type(self, plain)
-            values: tuple[Any, ...] = args
-            refs: tuple[Ref, ...] = (result,)
-        else:
-            values, refs, result = self._prepare(args, kwargs)
+        plain = self._plain and len(args) == 1 and not kwargs
+        values = args if plain else tuple(split_arguments(self.plan, args, kwargs))
         limit = self.options.submit_timeout if timeout is None else timeout
+        refs = deadline = None
         try:
-            first = _FIRST_S if limit is None else first_of(limit)
-            if self._writer.submit(values, refs, self._readers, self.options.max_inflight, first):
-                return result
-            deadline = Deadline(limit)  # turned away at once: too many are under way
+            refs = self._submit(values, _FIRST_S if limit is None else first_of(limit))
+            if refs is None:
+                deadline = Deadline(limit)  # turned away at once: too many are under way
         except _core.TimedOut:
             deadline = rest_of(limit)
         except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
             self.raise_native(error, None, None)
-        self._submit_later(values, refs, limit, deadline)
-        return result
+        if deadline is not None:
+            refs = self._submit_later(values, limit, deadline)
+        assert refs is not None
+        return refs[0] if plain else self._results_of(refs, args, kwargs)
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Ref, ...], Any]:
-        """What any graph submits: values by input channel, refs by output channel, and what `execute` returns."""
-        values = tuple(split_arguments(self.plan, args, kwargs))
-        refs: list[Ref] = []
-        by_channel: dict[int, Ref] = {}
-        for output in self.plan.outputs:
-            if isinstance(output, FromInput):
-                refs.append(self._ref_type(self, None, project(output.projection, args, kwargs)))
-                continue
-            if output.channel not in by_channel:
-                by_channel[output.channel] = self._ref_type(self, self._queues[output.channel])
-            refs.append(by_channel[output.channel])
-        return values, tuple(by_channel.values()), refs[0] if self.plan.single_output else refs
+    def _submit(self, values: tuple[Any, ...], limit_s: float) -> tuple[Ref, ...] | None:
+        """Publish, and get a ref per output channel; None if too many executions are under way."""
+        return self._writer.submit(
+            values, self._ref_type, self, self._order, PENDING, self._readers, self.options.max_inflight, limit_s
+        )
 
-    def _submit_later(self, values: tuple[Any, ...], refs: tuple[Ref, ...], limit: float | None, deadline: Deadline) -> None:
+    def _results_of(self, refs: tuple[Ref, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `execute` returns: the refs in the order of the graph's outputs, and parts of the input that are outputs."""
+        by_channel = {queue.channel: ref for queue, ref in zip(self._order, refs, strict=True)}
+        results = [
+            self._ref_type(self, project(output.projection, args, kwargs))
+            if isinstance(output, FromInput)
+            else by_channel[output.channel]
+            for output in self.plan.outputs
+        ]
+        return results[0] if self.plan.single_output else results
+
+    def _submit_later(self, values: tuple[Any, ...], limit: float | None, deadline: Deadline) -> tuple[Ref, ...]:
         """The long way of `execute`: make room by moving the oldest execution's results aside, then try again."""
         notice = Notice()
         while True:
             try:
                 self._make_room(deadline, notice)
-                left = deadline.left(at_most=notice.left())
-                if self._writer.submit(values, refs, self._readers, self.options.max_inflight, left):
-                    return
+                refs = self._submit(values, deadline.left(at_most=notice.left()))
+                if refs is not None:
+                    return refs
             except _core.TimedOut:
                 waits = self.board.everyone()
                 if deadline.over:

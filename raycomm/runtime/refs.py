@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from raycomm.codec import Failure
 
 if TYPE_CHECKING:
-    from raycomm.runtime.driver import CompiledGraph, OutputQueue
+    from raycomm.runtime.driver import CompiledGraph
 
-_PENDING: Any = object()
+PENDING: Any = object()
 _FIRST_POLL_S = 0.0002
 _LAST_POLL_S = 0.005
 
@@ -30,10 +30,10 @@ class Ref:
     _index: int
     _value: Any
 
-    def __init__(self, graph: CompiledGraph, queue: OutputQueue | None, value: Any = _PENDING) -> None:
-        # Made before its execution is submitted, which sets the index: a ref that is lost to an interrupt knows what to give up.
+    def __init__(self, graph: CompiledGraph, value: Any) -> None:
+        """Of a part of the input that is also an output: it has its value from the start. `Writer.submit` makes the others."""
         self._graph = graph
-        self._queue = queue
+        self._queue = None
         self._index = -1
         self._value = value
 
@@ -49,7 +49,7 @@ class Ref:
             ActorDiedError, ChannelClosedError: the value will never come.
             CapacityExceededError: earlier executions have more unfetched results than `max_buffered_results`.
         """
-        while self._value is _PENDING:  # twice at most: another thread may be about to leave the value here
+        while self._value is PENDING:  # twice at most: another thread may be about to leave the value here
             self._queue.take(self, timeout)
         value = self._value
         if type(value) is Failure:
@@ -62,7 +62,7 @@ class Ref:
     async def _poll(self) -> Any:
         # Polls, first often and then every few milliseconds: no thread is needed, and a cancelled waiter loses nothing.
         pause = _FIRST_POLL_S
-        while self._value is _PENDING:
+        while self._value is PENDING:
             if self._queue.try_take(self):
                 break
             await asyncio.sleep(pause)
@@ -72,13 +72,13 @@ class Ref:
     def __del__(self) -> None:
         # May run in any thread, in the middle of anything: only stores.
         try:
-            if self._value is _PENDING and self._index >= 0 and self._queue is not None:
+            if self._value is PENDING and self._index >= 0 and self._queue is not None:
                 self._queue.give_up(self._index)
         except AttributeError:
             return  # half made, or at interpreter exit
 
     def __repr__(self) -> str:
-        state = "pending" if self._value is _PENDING else "fetched"
+        state = "pending" if self._value is PENDING else "fetched"
         return f"<Ref of graph {self._graph.name!r}, execution {self._index}, {state}>"
 
     def __copy__(self) -> NoReturn:

@@ -101,15 +101,17 @@ def test_no_memory_for_an_input_submits_nothing() -> None:
         value = b"x" * (300 << 20)
         size = int(open("/proc/self/statm").read().split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20), -1))
-        ref = Ref()
+        def submit(value):
+            return writer.submit((value,), Ref, "graph", ("queue",), "pending", (reader,), 10, 1.0)
         try:
-            writer.submit((value,), (ref,), (reader,), 10, 1.0)
+            submit(value)
         except MemoryError:
             pass
         else:
             sys.exit("it fitted")
-        assert (writer.published, ref._index) == (0, -1), (writer.published, ref._index)
-        assert writer.submit((5,), (ref,), (reader,), 10, 1.0) and ref._index == 0
+        assert writer.published == 0
+        (ref,) = submit(5)
+        assert (ref._index, ref._value) == (0, "pending")
         reader.fetch(ref, {}, set(), 0, 10, 1.0)
         assert ref._value == 5
     """)
@@ -158,12 +160,13 @@ def test_a_call_from_inside_a_call_is_refused() -> None:
 
     def again() -> None:
         try:
-            writer.submit((1,), (Ref(),), (reader,), 10, 5.0)
+            writer.submit((1,), Ref, "graph", ("queue",), "pending", (reader,), 10, 5.0)
         except _core.Misuse as error:
             raised.append(error)
 
-    ref = Ref()
-    assert writer.submit((CallsBack(again),), (ref,), (reader,), 10, 5.0)
+    refs = writer.submit((CallsBack(again),), Ref, "graph", ("queue",), "pending", (reader,), 10, 5.0)
+    assert refs is not None
+    (ref,) = refs
     assert raised
     assert all("from inside one of its own calls" in str(error) for error in raised)
     reader.fetch(ref, {}, set(), 0, 10, 5.0)
