@@ -10,6 +10,9 @@
 | `teardown_timeout` | seconds | 30 | limit of `teardown` |
 | `inline_bytes` | bytes | 1024 | a message up to this size travels in its ring slot, a larger one in a block |
 | `shm_limit_bytes` | bytes | see below | budget of shared memory for all processes of the graph on this machine together |
+| `share_tensors` | | False | several processes see one copy of a large tensor; promises that none of them writes to it |
+| `allow_pickle` | | True | False: a value that would have to be pickled is refused instead, with its path and type |
+| `loop_thread` | | "own" | "own": loop and plain calls of an actor run side by side; "actor": calls wait until teardown |
 | `spin_us` | microseconds | 0.5 | pause-spin before anything else |
 | `yield_us` | microseconds | 100 | upper bound of the adaptive `sched_yield` spin before a waiter parks |
 | `name` | text | made up | the graph's name in messages |
@@ -23,6 +26,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from typing import Any
 
 from raycomm.errors import CompileError
@@ -30,6 +34,20 @@ from raycomm.errors import CompileError
 
 def _limit(text: str) -> float | None:
     return None if text.strip().lower() in ("", "none") else float(text)
+
+
+def _flag(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text.strip().lower() not in words:
+        raise ValueError(text)
+    return words[text.strip().lower()]
+
+
+class LoopThread(StrEnum):
+    """Where an actor's loop runs."""
+
+    OWN = "own"
+    ACTOR = "actor"
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
@@ -41,6 +59,9 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "teardown_timeout": float,
     "inline_bytes": int,
     "shm_limit_bytes": int,
+    "share_tensors": _flag,
+    "allow_pickle": _flag,
+    "loop_thread": LoopThread,
     "spin_us": float,
     "yield_us": float,
     "name": str,
@@ -69,6 +90,9 @@ class Options:
     teardown_timeout: float = 30.0
     inline_bytes: int = 1024
     shm_limit_bytes: int | None = None
+    share_tensors: bool = False
+    allow_pickle: bool = True
+    loop_thread: LoopThread = LoopThread.OWN
     spin_us: float = 0.5
     yield_us: float = 100.0
     name: str | None = None
@@ -127,6 +151,17 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise CompileError(f"option {name}={value!r} must be a finite number of at least 0", argument=name)
+        for name in ("share_tensors", "allow_pickle"):
+            if not isinstance(getattr(self, name), bool):
+                raise CompileError(f"option {name}={getattr(self, name)!r} must be True or False", argument=name)
+        try:
+            object.__setattr__(self, "loop_thread", LoopThread(self.loop_thread))
+        except ValueError:
+            raise CompileError(
+                f"option loop_thread={self.loop_thread!r} must be 'own' or 'actor'",
+                argument="loop_thread",
+                remedy="use one of them",
+            ) from None
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
             raise CompileError(f"option name={self.name!r} must be a non-empty string", argument="name")
 
