@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ChannelTimeoutError,
         CompileError,
         DeadlockError,
+        ExecutionCancelledError,
         RaycommError,
         SerializationError,
         SharedMemoryError,
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from raycomm.graph import InputNode, MultiOutputNode, bind
     from raycomm.options import Options
     from raycomm.runtime.driver import CompiledGraph
+    from raycomm.runtime.lending import empty
     from raycomm.runtime.refs import Ref
+    from raycomm.runtime.waiting import wait
 
 __all__ = [
     "ActorDiedError",
@@ -50,6 +53,7 @@ __all__ = [
     "CompileError",
     "CompiledGraph",
     "DeadlockError",
+    "ExecutionCancelledError",
     "InputNode",
     "MultiOutputNode",
     "Options",
@@ -60,6 +64,8 @@ __all__ = [
     "__version__",
     "bind",
     "compile",
+    "empty",
+    "wait",
 ]
 
 _HOME = {
@@ -67,6 +73,8 @@ _HOME = {
     "Options": "raycomm.options",
     "CompiledGraph": "raycomm.runtime.driver",
     "Ref": "raycomm.runtime.refs",
+    "empty": "raycomm.runtime.lending",
+    "wait": "raycomm.runtime.waiting",
 }
 
 

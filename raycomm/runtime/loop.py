@@ -16,8 +16,10 @@ from raycomm import _core
 from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
 from raycomm.errors import SerializationError, SharedMemoryError
+from raycomm.options import Options
 from raycomm.plan import ActorPlan, Compute, Plan, Read, Register, Release, Write
 
+DRIVER = 0
 Step = Callable[[], None]
 
 
@@ -30,10 +32,14 @@ class Loop:
         process: this actor's index in it.
         constants: the graph's constants; the same objects are passed in every execution.
         arena: this process's memory in the graph.
+        options: the driver's.
     """
 
-    def __init__(self, instance: Any, plan: Plan, process: int, constants: tuple[Any, ...], arena: ShmArena) -> None:
+    def __init__(
+        self, instance: Any, plan: Plan, process: int, constants: tuple[Any, ...], arena: ShmArena, options: Options
+    ) -> None:
         self._plan = plan
+        self._options = options
         self._actor: ActorPlan = plan.actors[process - 1]
         self._constants = constants
         self._arena = arena
@@ -65,8 +71,8 @@ class Loop:
         marked = False  # whether the activity others see already names the coming call
         for place, action in enumerate(self._actor.actions):
             if isinstance(action, Read):
-                steps.append(self._read(action, place + 1))
-                marked = True
+                steps.append(self._read(action, place))
+                marked = self._call_after(place) is not None
             elif isinstance(action, Compute):
                 if not marked:
                     steps.append(self._mark(place))
@@ -86,7 +92,7 @@ class Loop:
                     return None
             case _:
                 return None
-        read, method = self._reader(source, 1).read, getattr(self._instance, call.method)
+        read, method = self._reader(source, 0).read, getattr(self._instance, call.method)
         writer = self._arena.writer((channel,))
         write = writer.write
         origin = f"{self._actor.process.label}.{call.method}"
@@ -119,8 +125,8 @@ class Loop:
         mark = self._arena.core.mark
         return lambda: mark(place)
 
-    def _read(self, action: Read, subject: int) -> Step:
-        read = self._reader(action, subject).read
+    def _read(self, action: Read, place: int) -> Step:
+        read = self._reader(action, place).read
         registers, register = self._registers, action.register
 
         def step() -> None:
@@ -131,10 +137,23 @@ class Loop:
 
         return step
 
-    def _reader(self, action: Read, subject: int) -> ShmReader:
+    def _reader(self, action: Read, place: int) -> ShmReader:
         channel = self._plan.channels[action.channel]
-        index = channel.readers.index(self._actor.process.index)
-        return self._arena.reader(channel.writer, channel.id, index, drain=False, subject=subject)
+        return self._arena.reader(
+            channel.writer,
+            channel.id,
+            channel.readers.index(self._actor.process.index),
+            drain=False,
+            subject=self._call_after(place),
+            first=place == 0,
+            claims=channel.writer == DRIVER,
+            share_tensors=self._options.share_tensors,
+        )
+
+    def _call_after(self, place: int) -> int | None:
+        """The place of the call that comes right after the action at `place`."""
+        actions = self._actor.actions
+        return place + 1 if place + 1 < len(actions) and isinstance(actions[place + 1], Compute) else None
 
     def _unread(self, error: SerializationError, action: Read) -> Failure:
         # The message was consumed: this execution fails, the next is untouched.
@@ -288,15 +307,22 @@ def brief(text: str) -> str:
 
 def shared_memory_error(error: _core.PoolFull, plan: Plan, what: str) -> SharedMemoryError:
     """The error a user sees when no block can be had: who holds how much, and what to do."""
-    wanted, free, limit, errno, holders = error.args
+    wanted, free, limit, errno, holders, shortage = error.args
     mib = 1 << 20
     amounts = [f"{plan.processes[process].label} {size / mib:.1f} MiB" for process, size in sorted(holders.items())]
     held = ", ".join(amounts) or "nobody"
     system = f" (the system refused: errno {errno})" if errno else ""
+    why = "Let go of received arrays and tensors, or compile with a larger shm_limit_bytes"
+    if shortage == _core.SHORTAGE_CIRCULAR:
+        why = (
+            "Those who hold them wait for this process, so waiting would not help: one execution needs more than the limit. "
+            "Compile with a larger shm_limit_bytes"
+        )
+    elif shortage == _core.SHORTAGE_TOO_LARGE:
+        why = "It alone is larger than the limit: compile with a larger shm_limit_bytes"
     return SharedMemoryError(
         f"graph {plan.name!r}: no {wanted / mib:.1f} MiB of shared memory for {what}{system}: {free / mib:.1f} MiB "
-        f"free of {limit / mib:.0f} MiB; "
-        f"blocks are held by: {held}. Let go of received arrays and tensors, or compile with a larger shm_limit_bytes",
+        f"free of {limit / mib:.0f} MiB; blocks are held by: {held}. {why}",
         graph=plan.name,
         wanted_bytes=wanted,
         free_bytes=free,

@@ -21,6 +21,7 @@ from raycomm import __version__, _core
 from raycomm.channel import Address, ShmArena, ShmReader
 from raycomm.errors import SerializationError
 from raycomm.plan import Compute
+from raycomm.runtime import lending
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
 from raycomm.runtime.loop import Loop
 
@@ -45,7 +46,9 @@ def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
         return Prepared(blueprint.process, node, None, problem)
     plan, options = blueprint.plan, blueprint.options
     try:
-        arena = ShmArena.create(blueprint.process, rings_of(plan, blueprint.process, options), options, loops=len(plan.processes))
+        rings = rings_of(plan, blueprint.process, options)
+        nodes = len(plan.actors[blueprint.process - 1].actions)
+        arena = ShmArena.create(blueprint.process, rings, options, loops=len(plan.processes), nodes=nodes)
         arena.attach(blueprint.driver)
     except OSError as error:
         return Prepared(blueprint.process, node, None, str(error))
@@ -102,12 +105,13 @@ def _serve(instance: Any, blueprint: Blueprint, arena: ShmArena) -> None:
     try:
         control = arena.reader(DRIVER, address_channel(plan), process - 1, drain=False)
         addresses = {row[0]: Address(*row) for row in _announced(control, arena)}
-        arena.core.open_pool(DRIVER)
+        arena.join(DRIVER)
+        lending.enter(arena, plan)
         report = arena.writer([report_channel(plan, process)])
         try:
             for peer in sorted(peers_of(plan, process)):
                 arena.attach(addresses[peer])
-            loop = Loop(instance, plan, process, blueprint.constants, arena)
+            loop = Loop(instance, plan, process, blueprint.constants, arena, blueprint.options)
         except (OSError, SerializationError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return
