@@ -7,6 +7,7 @@ exactly one message per execution.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,12 @@ from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
 from raycomm.errors import SerializationError, SharedMemoryError
 from raycomm.plan import ActorPlan, Compute, Plan, Read, Register, Release, Write
+from raycomm.runtime.coroutines import CoroutineMethod
 
 Step = Callable[[], None]
+
+# What ends the loop when it comes out of a method, and is no failure of one execution.
+_ENDS = (AsyncioActorExit, _core.Closed)
 
 
 class Loop:
@@ -86,7 +91,7 @@ class Loop:
                     return None
             case _:
                 return None
-        read, method = self._reader(source, 1).read, getattr(self._instance, call.method)
+        read, method = self._reader(source, 1).read, self._method(call)
         writer = self._arena.writer((channel,))
         write = writer.write
         origin = f"{self._actor.process.label}.{call.method}"
@@ -99,7 +104,7 @@ class Loop:
             if type(value) is not Failure:
                 try:
                     value = method(value)
-                except AsyncioActorExit:
+                except _ENDS:
                     raise
                 except Exception as error:
                     value = Failure.capture(error, origin, self._execution)
@@ -142,15 +147,14 @@ class Loop:
         return Failure.capture(error, f"{self._actor.process.label} reading {value}", self._execution)
 
     def _compute(self, action: Compute) -> Step:
-        method = getattr(self._instance, action.method)
-        call = self._call(method, action)
+        call = self._call(self._method(action), action)
         registers, outputs = self._registers, action.outputs
         origin = f"{self._actor.process.label}.{action.method}"
 
         def step_one() -> None:
             try:
                 registers[output] = call()
-            except AsyncioActorExit:
+            except _ENDS:
                 raise
             except Exception as error:
                 registers[output] = Failure.capture(error, origin, self._execution)
@@ -165,7 +169,7 @@ class Loop:
                     if not isinstance(result, (tuple, list)) or len(values) != len(outputs):
                         got = f"{len(values)} values" if isinstance(result, (tuple, list)) else f"one {type(result).__name__}"
                         raise ValueError(f"{origin} is declared to return {len(outputs)} values and returned {got}")
-            except AsyncioActorExit:
+            except _ENDS:
                 raise
             except Exception as error:
                 values = (Failure.capture(error, origin, self._execution),) * len(outputs)
@@ -176,6 +180,12 @@ class Loop:
             output = outputs[0]
             return step_one
         return step_many
+
+    def _method(self, action: Compute) -> Callable[..., Any]:
+        method = getattr(self._instance, action.method)
+        if inspect.iscoroutinefunction(method):
+            return CoroutineMethod(method, self._arena, f"{self._actor.process.label}.{action.method}")
+        return method  # type: ignore[no-any-return]
 
     def _call(self, method: Callable[..., Any], action: Compute) -> Callable[[], Any]:
         """Calls the method on registers and constants, or returns the first failure among them."""
@@ -261,7 +271,10 @@ class Loop:
         if isinstance(error, _core.PoolFull):
             error = shared_memory_error(error, self._plan, names)
         elif isinstance(error, SerializationError):
-            error = SerializationError(f"{names} of graph {self._plan.name!r}: {error}", **{**error.attributes, "channel": names})
+            text = f"{names} of graph {self._plan.name!r}: {error}"
+            if error.type_name == "coroutine":
+                text += ". Only what an 'async def' method returns is awaited: declare the method 'async def', or return a value"
+            error = SerializationError(text, **{**error.attributes, "channel": names})
         return Failure.capture(error, f"{self._actor.process.label} sending {names}", self._execution)
 
     def _release(self, action: Release) -> Step:

@@ -8,7 +8,6 @@ constructor ran on.
 from __future__ import annotations
 
 import contextvars
-import inspect
 import logging
 import socket
 import threading
@@ -21,6 +20,7 @@ from raycomm import __version__, _core
 from raycomm.channel import Address, ShmArena, ShmReader
 from raycomm.errors import SerializationError
 from raycomm.plan import Compute
+from raycomm.runtime import coroutines
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
 from raycomm.runtime.loop import Loop
 
@@ -81,8 +81,10 @@ def _cannot_take_part(instance: Any, blueprint: Blueprint, node: str) -> str | N
         method = getattr(instance, action.method, None)
         if not callable(method):
             return f"its object has no method {action.method!r}"
-        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            return f"method {action.method!r} is asynchronous; only plain methods can be nodes in this version, wrap it in one"
+        problem = coroutines.problem_of(method)
+        if problem is not None:
+            label = blueprint.plan.processes[blueprint.process].label
+            return f"node {label}.{action.method}#{action.node} {problem}"
     return None
 
 
