@@ -60,6 +60,8 @@ __all__ = [
     "__version__",
     "bind",
     "compile",
+    "install",
+    "uninstall",
 ]
 
 _HOME = {
@@ -109,6 +111,28 @@ def compile(node: Any, **options: Any) -> CompiledGraph:
 
     adapter, ref_type = _ray_dag()
     return compile_graph(node, Options.load(options), adapter, ref_type)
+
+
+def install() -> None:
+    """Make Ray's own `dag.experimental_compile(...)` return raycomm graphs in this process, for code that one cannot edit.
+
+    Ray's defaults, limits and errors hold there: 10 s to submit and to get, `RayCgraphCapacityExceeded` at the in-flight limit,
+    one `get` per ref. Idempotent. An actor that compiles graphs is another process: call this in its constructor, or let Ray call
+    it in every worker with ``runtime_env={"worker_process_setup_hook": "raycomm.install"}``.
+
+    Raises:
+        ImportError: this Ray has no compiled graphs.
+    """
+    from raycomm.ray_dag.install import install
+
+    install()
+
+
+def uninstall() -> None:
+    """Undo `install`: Ray's method is back. Graphs compiled meanwhile go on as they are."""
+    from raycomm.ray_dag.install import uninstall
+
+    uninstall()
 
 
 def _ray_dag() -> tuple[Any, Any]:
