@@ -22,8 +22,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import ray.exceptions
+from ray import _raylet
 from ray._private import worker as ray_worker
-from ray._raylet import PythonFunctionDescriptor
 
 from raycomm import _core
 from raycomm.channel import ShmArena
@@ -38,11 +38,12 @@ def event_loop_of(method: Callable[..., Any]) -> asyncio.AbstractEventLoop | Non
     runs. Ray's worker hands it out by the method's group.
     """
     this: Any = ray_worker.global_worker
+    raylet: Any = _raylet
     worker = this.core_worker
     if not worker.current_actor_is_asyncio():
         return None
     group = getattr(method, "__ray_concurrency_group__", None)
-    event_loop, _ = worker.get_event_loop(PythonFunctionDescriptor("", "", ""), group)
+    event_loop, _ = worker.get_event_loop(raylet.PythonFunctionDescriptor("", "", ""), group)
     assert isinstance(event_loop, asyncio.AbstractEventLoop)
     return event_loop
 

@@ -17,13 +17,18 @@ from raycomm import _core
 from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
 from raycomm.errors import SerializationError, SharedMemoryError
-from raycomm.plan import ActorPlan, Compute, Plan, Read, Register, Release, Write
+from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
 from raycomm.runtime.coroutines import CoroutineMethod
+from raycomm.runtime.fault_points import FaultPoints
+from raycomm.testing.faults import Point
 
 Step = Callable[[], None]
 
 # What ends the loop when it comes out of a method, and is no failure of one execution.
 _ENDS = (AsyncioActorExit, _core.Closed)
+
+_BEFORE: dict[type, Point] = {Read: Point.BEFORE_READ, Write: Point.BEFORE_WRITE}
+_AFTER: dict[type, Point] = {Read: Point.AFTER_READ, Write: Point.AFTER_WRITE}
 
 
 class Loop:
@@ -35,14 +40,18 @@ class Loop:
         process: this actor's index in it.
         constants: the graph's constants; the same objects are passed in every execution.
         arena: this process's memory in the graph.
+        faults: what is to go wrong, for tests; none without.
     """
 
-    def __init__(self, instance: Any, plan: Plan, process: int, constants: tuple[Any, ...], arena: ShmArena) -> None:
+    def __init__(
+        self, instance: Any, plan: Plan, process: int, constants: tuple[Any, ...], arena: ShmArena, faults: FaultPoints
+    ) -> None:
         self._plan = plan
         self._actor: ActorPlan = plan.actors[process - 1]
         self._constants = constants
         self._arena = arena
         self._instance = instance
+        self._faults = faults
         self._registers: list[Any] = [None] * self._actor.registers
         self._execution = 0
         self._steps = self._prepare()
@@ -64,11 +73,12 @@ class Loop:
             steps.clear()  # they know this loop: left to a garbage collection, the graph's memory would stay mapped until then
 
     def _prepare(self) -> list[Step]:
-        if (whole := self._relay()) is not None:
+        if not self._faults and (whole := self._relay()) is not None:
             return [whole]
         steps: list[Step] = []
         marked = False  # whether the activity others see already names the coming call
         for place, action in enumerate(self._actor.actions):
+            steps += self._faults.steps(_BEFORE.get(type(action)), self._now)
             if isinstance(action, Read):
                 steps.append(self._read(action, place + 1))
                 marked = True
@@ -77,11 +87,18 @@ class Loop:
                     steps.append(self._mark(place))
                 marked = False
                 steps.append(self._compute(action))
+            elif isinstance(action, Collective):
+                marked = False
+                steps.append(self._exchange(action, place))
             elif isinstance(action, Write):
                 steps.append(self._write(action))
             else:
                 steps.append(self._release(action))
+            steps += self._faults.steps(_AFTER.get(type(action)), self._now)
         return steps
+
+    def _now(self) -> int:
+        return self._execution
 
     def _relay(self) -> Step | None:
         """The commonest list (one read, one call on what was read, one write) as one closure; None for any other list."""
@@ -184,8 +201,8 @@ class Loop:
     def _method(self, action: Compute) -> Callable[..., Any]:
         method = getattr(self._instance, action.method)
         if inspect.iscoroutinefunction(method):
-            return CoroutineMethod(method, self._arena, f"{self._actor.process.label}.{action.method}")
-        return method  # type: ignore[no-any-return]
+            method = CoroutineMethod(method, self._arena, f"{self._actor.process.label}.{action.method}")
+        return self._faults.around(method, action.method, self._now)
 
     def _call(self, method: Callable[..., Any], action: Compute) -> Callable[[], Any]:
         """Calls the method on registers and constants, or returns the first failure among them."""
@@ -216,6 +233,20 @@ class Loop:
             return method(*given[:positional], **dict(zip(names, given[positional:], strict=True)))
 
         return call
+
+    def _exchange(self, action: Collective, place: int) -> Step:
+        from raycomm.runtime.collectives import Exchange  # imports numpy
+
+        process = self._actor.process.index
+        exchange = Exchange(action, self._plan, process, self._arena, self._write_failure, self._unsent, place)
+        registers, args, outputs = self._registers, action.args, action.outputs
+
+        def step() -> None:
+            values = exchange.run([registers[register] for register in args], self._execution)
+            for register, value in zip(outputs, values, strict=True):
+                registers[register] = value
+
+        return step
 
     def _write(self, action: Write) -> Step:
         registers = self._registers

@@ -21,7 +21,8 @@ ALLOWED = {
     "graph": {"errors", "options"},
     "plan": {"errors", "options", "graph"},
     "observe": {"errors", "options", "plan", "channel", "_core"},
-    "runtime": {"", "errors", "options", "codec", "channel", "comm", "graph", "plan", "observe", "_core"},
+    "testing": set(),
+    "runtime": {"", "errors", "options", "codec", "channel", "comm", "graph", "plan", "observe", "testing", "_core"},
     "ray_dag": {"errors", "options", "graph", "runtime"},
 }
 MAY_IMPORT_RAY = {"runtime", "ray_dag"}
