@@ -29,13 +29,24 @@ if TYPE_CHECKING:
         ChannelClosedError,
         ChannelError,
         ChannelTimeoutError,
+        CollectiveError,
         CompileError,
         DeadlockError,
         RaycommError,
         SerializationError,
         SharedMemoryError,
     )
-    from raycomm.graph import InputNode, MultiOutputNode, bind
+    from raycomm.graph import (
+        InputNode,
+        MultiOutputNode,
+        ReduceOp,
+        allgather,
+        allreduce,
+        bind,
+        broadcast,
+        reducescatter,
+        with_channel_options,
+    )
     from raycomm.options import Options
     from raycomm.runtime.driver import CompiledGraph
     from raycomm.runtime.refs import Ref
@@ -47,6 +58,7 @@ __all__ = [
     "ChannelClosedError",
     "ChannelError",
     "ChannelTimeoutError",
+    "CollectiveError",
     "CompileError",
     "CompiledGraph",
     "DeadlockError",
@@ -54,18 +66,25 @@ __all__ = [
     "MultiOutputNode",
     "Options",
     "RaycommError",
+    "ReduceOp",
     "Ref",
     "SerializationError",
     "SharedMemoryError",
     "__version__",
+    "allgather",
+    "allreduce",
     "bind",
+    "broadcast",
     "compile",
     "install",
+    "reducescatter",
     "uninstall",
+    "with_channel_options",
 ]
 
 _HOME = {
-    **dict.fromkeys(("InputNode", "MultiOutputNode", "bind"), "raycomm.graph"),
+    **dict.fromkeys(("InputNode", "MultiOutputNode", "ReduceOp", "bind", "with_channel_options"), "raycomm.graph"),
+    **dict.fromkeys(("allgather", "allreduce", "broadcast", "reducescatter"), "raycomm.graph"),
     "Options": "raycomm.options",
     "CompiledGraph": "raycomm.runtime.driver",
     "Ref": "raycomm.runtime.refs",

@@ -8,6 +8,7 @@
     │   ├── ChannelTimeoutError (TimeoutError)  a limit passed; graph and ref stay usable
     │   └── ChannelClosedError              use after teardown
     ├── ActorDiedError                      an actor, or its node, is gone
+    ├── CollectiveError (ValueError)        tensors of a collective do not fit together; fails one execution
     ├── CapacityExceededError               too many unfetched results
     ├── SerializationError (TypeError)      a value cannot be sent, or a message is malformed
     └── SharedMemoryError (MemoryError)     no memory for a block
@@ -113,6 +114,18 @@ class ActorDiedError(RaycommError):
     pid: int | None = None
     node: str | None = None
     execution: int | None = None
+
+
+class CollectiveError(RaycommError, ValueError):
+    """The tensors of a collective do not fit together, or its operation is not for them. Fails one execution, for all its actors.
+
+    Attributes: `graph`, `collective` (texts), `execution`, `tensors` (one text per rank: the actor, and what it gave).
+    """
+
+    graph: str | None = None
+    collective: str | None = None
+    execution: int | None = None
+    tensors: tuple[str, ...] = ()
 
 
 class CapacityExceededError(RaycommError):
