@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any, Final
 
 from ray.dag import ClassMethodNode, DAGNode, FunctionNode, InputAttributeNode, InputNode, MultiOutputNode
+from ray.dag.py_obj_scanner import _PyObjScanner
 
 from raycomm.errors import ArgumentError
 from raycomm.graph.views import AttributeView, View
@@ -48,6 +50,7 @@ class CompatNodes:
         self.returns_list = isinstance(output, MultiOutputNode)
         _check_kinds(self.nodes)
         _check_keywords(self.nodes)
+        _check_nested(self.nodes)
         self.positions, self.keys = _inputs(self.nodes)
         _check_unused_inputs(self)
         _check_leaves(self)
@@ -110,6 +113,22 @@ def _check_kinds(nodes: list[Any]) -> None:
             raise ValueError(
                 "DAG inputs cannot be transferred via accelerator because the driver cannot participate in the communicator group"
             )
+
+
+def _check_nested(nodes: list[Any]) -> None:
+    """No node inside another argument. Ray only looks at the last argument of a call."""
+    for node in nodes:
+        for argument in (*node._bound_args, *node._bound_kwargs.values()):
+            if isinstance(argument, (DAGNode, int, float, str, bytes, NoneType)):
+                continue
+            scanner: Any = _PyObjScanner()
+            found = len(scanner.find_nodes([argument]))
+            scanner.clear()
+            if found:
+                raise ValueError(
+                    f"Found {found} DAGNodes from the arg {argument} in {node}. Please ensure that the argument is a single "
+                    "DAGNode and that a DAGNode is not allowed to be placed inside any type of container."
+                )
 
 
 def _check_keywords(nodes: list[Any]) -> None:

@@ -26,5 +26,8 @@ class _NamedForUsers(type):
 class RayRef(Ref, CompiledDAGRef, metaclass=_NamedForUsers):
     """`Ref` under Ray's type. Everything of Ray's class is overridden."""
 
+    def __str__(self) -> str:
+        return repr(self)
+
     def __reduce__(self) -> NoReturn:
         raise NotPicklable("a Ref cannot be pickled: results are fetched in the process that compiled the graph. Send ref.get()")
