@@ -54,6 +54,9 @@ class ThreadState:
         self._context.run(self._run, body)
 
     def _run(self, body: Callable[[], None]) -> None:
+        if "decimal" in sys.modules:
+            # The copied context holds the same decimal context, which both threads would then change.
+            sys.modules["decimal"].setcontext(sys.modules["decimal"].getcontext().copy())
         with ExitStack() as until_the_thread_ends:
             for apply in self._settings:
                 apply(until_the_thread_ends)
