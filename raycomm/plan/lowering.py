@@ -78,8 +78,11 @@ def value_text(graph: Graph, value: ValueRef) -> str:
     if isinstance(value, InputValue):
         return _input_text(value.projection)
     node = graph.nodes[value.node]
-    element = f"[{value.element}]" if node.num_returns > 1 else ""
-    return f"{node.actor_label}.{node.method}#{node.id}{element}"
+    return _call_text(node) + (f"[{value.element}]" if node.num_returns > 1 else "")
+
+
+def _call_text(node: CallNode) -> str:
+    return f"{node.actor_label}.{node.method}#{node.id}"
 
 
 def _input_text(projection: Projection) -> str:
@@ -100,7 +103,7 @@ def _add_exchanges(graph: Graph, channels: list[Channel]) -> _Exchanged:
         for phase in exchange.phases:
             first = len(channels)
             for node, process in zip(exchange.nodes, exchange.processes, strict=True):
-                value = f"{phase} of {value_text(graph, CallValue(node))}"
+                value = f"{phase} of {_call_text(graph.nodes[node])}"
                 others = tuple(sorted(other for other in exchange.processes if other != process))
                 channels.append(Channel(len(channels), value, process, others))
             phases.append(tuple(range(first, len(channels))))
