@@ -443,6 +443,19 @@ def test_an_actor_restarts_and_joins_again(cluster: None) -> None:
         until(lambda pid=pid: ray.get(fragile.pid.remote(), timeout=PATIENCE_S) != pid, "it is up again")
 
 
+@pytest.mark.xfail(strict=True, raises=raycomm.CompileError, reason="compile takes a restarting actor for one that refuses")
+def test_an_actor_that_restarts_is_waited_for(workers: list[Any]) -> None:
+    fragile = Worker.options(max_restarts=-1).remote("f")
+    pid = ray.get(fragile.pid.remote())
+    with raycomm.compile(chain(workers[0].add, fragile.add)) as graph:
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ActorDiedError):
+            while True:
+                graph.execute(1).get(timeout=PATIENCE_S)
+    with raycomm.compile(chain(workers[0].add, fragile.add)) as graph:  # at once, while Ray starts it anew
+        assert graph.execute(1).get() == 3
+
+
 def test_a_stateful_pair_runs_in_bind_order_with_plain_calls_beside(cluster: None) -> None:
     odd = Odd.remote()
     with InputNode() as x:
