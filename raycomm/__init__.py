@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         ChannelClosedError,
         ChannelError,
         ChannelTimeoutError,
+        CollectiveError,
         CompileError,
         DeadlockError,
         ExecutionCancelledError,
@@ -36,7 +37,17 @@ if TYPE_CHECKING:
         SerializationError,
         SharedMemoryError,
     )
-    from raycomm.graph import InputNode, MultiOutputNode, bind
+    from raycomm.graph import (
+        InputNode,
+        MultiOutputNode,
+        ReduceOp,
+        allgather,
+        allreduce,
+        bind,
+        broadcast,
+        reducescatter,
+        with_channel_options,
+    )
     from raycomm.options import Options
     from raycomm.runtime.driver import CompiledGraph
     from raycomm.runtime.lending import empty
@@ -50,6 +61,7 @@ __all__ = [
     "ChannelClosedError",
     "ChannelError",
     "ChannelTimeoutError",
+    "CollectiveError",
     "CompileError",
     "CompiledGraph",
     "DeadlockError",
@@ -58,18 +70,27 @@ __all__ = [
     "MultiOutputNode",
     "Options",
     "RaycommError",
+    "ReduceOp",
     "Ref",
     "SerializationError",
     "SharedMemoryError",
     "__version__",
+    "allgather",
+    "allreduce",
     "bind",
+    "broadcast",
     "compile",
     "empty",
+    "install",
+    "reducescatter",
+    "uninstall",
     "wait",
+    "with_channel_options",
 ]
 
 _HOME = {
-    **dict.fromkeys(("InputNode", "MultiOutputNode", "bind"), "raycomm.graph"),
+    **dict.fromkeys(("InputNode", "MultiOutputNode", "ReduceOp", "bind", "with_channel_options"), "raycomm.graph"),
+    **dict.fromkeys(("allgather", "allreduce", "broadcast", "reducescatter"), "raycomm.graph"),
     "Options": "raycomm.options",
     "CompiledGraph": "raycomm.runtime.driver",
     "Ref": "raycomm.runtime.refs",
@@ -117,6 +138,28 @@ def compile(node: Any, **options: Any) -> CompiledGraph:
 
     adapter, ref_type = _ray_dag()
     return compile_graph(node, Options.load(options), adapter, ref_type)
+
+
+def install() -> None:
+    """Make Ray's own `dag.experimental_compile(...)` return raycomm graphs in this process, for code that one cannot edit.
+
+    Ray's defaults, limits and errors hold there: 10 s to submit and to get, `RayCgraphCapacityExceeded` at the in-flight limit,
+    one `get` per ref. Idempotent. An actor that compiles graphs is another process: call this in its constructor, or let Ray call
+    it in every worker with ``runtime_env={"worker_process_setup_hook": "raycomm.install"}``.
+
+    Raises:
+        ImportError: this Ray has no compiled graphs.
+    """
+    from raycomm.ray_dag.install import install
+
+    install()
+
+
+def uninstall() -> None:
+    """Undo `install`: Ray's method is back. Graphs compiled meanwhile go on as they are."""
+    from raycomm.ray_dag.install import uninstall
+
+    uninstall()
 
 
 def _ray_dag() -> tuple[Any, Any]:

@@ -9,6 +9,7 @@
     │   └── ChannelClosedError              use after teardown
     ├── ActorDiedError                      an actor, or its node, is gone
     ├── ExecutionCancelledError             `ref.cancel()` came before any actor began the execution
+    ├── CollectiveError (ValueError)        tensors of a collective do not fit together; fails one execution
     ├── CapacityExceededError               too many unfetched results
     ├── SerializationError (TypeError)      a value cannot be sent, or a message is malformed
     └── SharedMemoryError (MemoryError)     no memory for a block
@@ -120,6 +121,18 @@ class ExecutionCancelledError(RaycommError):
     """The execution was cancelled before any actor began it; no method ran. Attributes: `execution`."""
 
     execution: int | None = None
+
+
+class CollectiveError(RaycommError, ValueError):
+    """The tensors of a collective do not fit together, or its operation is not for them. Fails one execution, for all its actors.
+
+    Attributes: `graph`, `collective` (texts), `execution`, `tensors` (one text per rank: the actor, and what it gave).
+    """
+
+    graph: str | None = None
+    collective: str | None = None
+    execution: int | None = None
+    tensors: tuple[str, ...] = ()
 
 
 class CapacityExceededError(RaycommError):

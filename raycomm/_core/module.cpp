@@ -256,7 +256,7 @@ NB_MODULE(_core, m) {
   m.attr("CLOSED_FAILED") = static_cast<uint32_t>(Closed::failed);
   m.attr("NO_CALL") = ReaderRole::kNoCall;
   for (const auto& [name, value] : {std::pair("IDLE", Activity::idle), std::pair("READING", Activity::reading), std::pair("COMPUTING", Activity::computing),
-                                    std::pair("WRITING", Activity::writing), std::pair("MEMORY", Activity::memory), std::pair("LEFT", Activity::left)})
+                                    std::pair("WRITING", Activity::writing), std::pair("MEMORY", Activity::memory)})
     m.attr(name) = static_cast<uint32_t>(value);
   for (const auto& [name, value] : {std::pair("SHORTAGE_PINNED", Shortage::pinned), std::pair("SHORTAGE_CIRCULAR", Shortage::circular),
                                     std::pair("SHORTAGE_TOO_LARGE", Shortage::too_large)})
@@ -330,7 +330,6 @@ NB_MODULE(_core, m) {
            "process"_a)
       .def("set_loop_state", [](const Arena& a, uint32_t state, uint32_t watcher) {
         if (a.graph->own().made_under() != fork_epoch()) return;
-        if (state == static_cast<uint32_t>(LoopState::left)) a.graph->board().set(Activity::left, 0, ticks());
         a.graph->own().header().loop_state.store(state, std::memory_order_seq_cst);  // ORDER parking: Arena::wait_left looks at it
         a.graph->peer(watcher)->ring_bell();
       }, "state"_a, "watcher"_a)

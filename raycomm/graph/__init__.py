@@ -1,10 +1,16 @@
 """Nodes that users write, and the checked graph made of them. Imports neither Ray nor torch."""
 
 from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.channel_options import ChannelOptions
+from raycomm.graph.collective import allgather, allreduce, broadcast, reducescatter
+from raycomm.graph.edges import with_channel_options
 from raycomm.graph.model import (
     Actor,
     CallNode,
     CallValue,
+    Collective,
+    CollectiveKind,
     Const,
     Graph,
     InputValue,
@@ -12,10 +18,17 @@ from raycomm.graph.model import (
     Operand,
     Position,
     Projection,
+    ReduceOp,
     ValueRef,
     Whole,
 )
-from raycomm.graph.nodes import InputAttributeNode, InputNode, MethodNode, MethodOutputNode, MultiOutputNode, bind
+from raycomm.graph.nodes import (
+    InputAttributeNode,
+    InputNode,
+    MethodNode,
+    MethodOutputNode,
+    MultiOutputNode,
+)
 from raycomm.graph.views import Adapter
 
 __all__ = [
@@ -23,6 +36,9 @@ __all__ = [
     "Adapter",
     "CallNode",
     "CallValue",
+    "ChannelOptions",
+    "Collective",
+    "CollectiveKind",
     "Const",
     "Graph",
     "InputAttributeNode",
@@ -35,8 +51,14 @@ __all__ = [
     "Operand",
     "Position",
     "Projection",
+    "ReduceOp",
     "ValueRef",
     "Whole",
+    "allgather",
+    "allreduce",
     "bind",
+    "broadcast",
     "build",
+    "reducescatter",
+    "with_channel_options",
 ]

@@ -1,7 +1,8 @@
 """The one place that knows what a Ray actor method looks like, without importing Ray.
 
 Used of a method: `_actor`, `_method_name`, `_num_returns`, `_signature`; of what `method.options(...)` gives: `_actor_method`,
-`_options`; of a handle: `_actor_id`, `_ray_method_signatures`, `_ray_actor_creation_function_descriptor`, `_ray_dag_bind_index`.
+`_options`; of another family's node: `_get_actor_handle`; of a handle: `_actor_id`, `_ray_method_signatures`,
+`_ray_actor_creation_function_descriptor`, `_ray_dag_bind_index`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,15 @@ def read_actor(handle: object) -> ActorIdentity | None:
     descriptor = getattr(handle, "_ray_actor_creation_function_descriptor", None)
     class_name = getattr(descriptor, "class_name", None) or type(handle).__name__
     return ActorIdentity(key=key, class_name=str(class_name).rsplit(".", 1)[-1], handle=handle)
+
+
+def actor_of_foreign_node(node: object) -> ActorIdentity | None:
+    """The actor whose method a node of `ray.dag` calls, or None where it is no such node.
+
+    Asked of the class, not of the object: Ray's input node makes a part of itself of any unknown attribute.
+    """
+    get_handle = getattr(type(node), "_get_actor_handle", None)
+    return read_actor(get_handle(node)) if callable(get_handle) else None
 
 
 def read_method(method: object) -> ActorMethodView:

@@ -2,7 +2,8 @@
 
 The order of calls follows what is known about the order in which they were made: data first, then calls on one actor in the order
 they were bound, then the consumers of one value in the order they were added. Each of these agrees with time, so together they
-have no cycle, and the result is the same for a graph written with raycomm's nodes and with `ray.dag`'s, which record no more.
+have no cycle, and the result is the same for a graph written with raycomm's nodes and with `ray.dag`'s, which record no more. The
+calls of a collective count as one and stand next to each other: so all actors have any two collectives in one order.
 
 Every step is a loop over the component (no recursion) and linear in its nodes and edges.
 """
@@ -16,11 +17,13 @@ from itertools import pairwise
 from raycomm.errors import DeadlockError
 from raycomm.graph import validate
 from raycomm.graph.actor import ActorIdentity
+from raycomm.graph.channel_options import ChannelOptions
 from raycomm.graph.component import Component
 from raycomm.graph.model import (
     Actor,
     CallNode,
     CallValue,
+    Collective,
     Const,
     Graph,
     InputValue,
@@ -53,6 +56,7 @@ def build(root: object, adapter: Adapter | None = None, *, reserved_keys: frozen
     component = _collect(root, adapters)
     validate.before_ordering(component)
     calls = _order(component)
+    validate.collectives_are_whole(calls)
     actors, labels = _name_actors(calls)
     component.name_calls(calls, labels)
     validate.after_ordering(component, calls, reserved_keys)
@@ -67,7 +71,7 @@ def _collect(root: object, adapters: Sequence[Adapter]) -> Component:
     pending = deque([component.root])
     while pending:
         view = pending.popleft()
-        for neighbour in (*_upstream(view), *view.consumers):
+        for neighbour in (*_upstream(view), *view.consumers, *view.related):
             if component.is_node(neighbour) and not component.has(neighbour):
                 added = component.add(neighbour)
                 # Another list of results is no part of this graph: what only it uses is reported as unused.
@@ -92,12 +96,14 @@ def _order(component: Component) -> list[CallView]:
     """The calls of the component in the order the module's docstring gives."""
     calls = [view for view in component.views() if isinstance(view, CallView)]
     place = {id(view.node): index for index, view in enumerate(calls)}
-    successors: list[list[int]] = [[] for _ in calls]
-    waiting = [0] * len(calls)
+    units, unit_of = _units(calls)
+    successors: list[list[int]] = [[] for _ in units]
+    waiting = [0] * len(units)
 
     def precede(first: int, then: int) -> None:
-        successors[first].append(then)
-        waiting[then] += 1
+        if unit_of[first] != unit_of[then]:
+            successors[unit_of[first]].append(unit_of[then])
+            waiting[unit_of[then]] += 1
 
     for run in _bind_runs(calls):
         for first, then in pairwise(run):
@@ -105,8 +111,7 @@ def _order(component: Component) -> list[CallView]:
     for view in component.views():
         users = [place[id(consumer)] for consumer in view.consumers if id(consumer) in place]
         for first, then in pairwise(users):
-            if first != then:
-                precede(first, then)
+            precede(first, then)
     for index, view in enumerate(calls):
         for argument in _upstream(view):
             producer = component.call_of(argument)
@@ -117,14 +122,36 @@ def _order(component: Component) -> list[CallView]:
     order: list[CallView] = []
     while ready:
         index = ready.popleft()
-        order.append(calls[index])
+        order.extend(calls[call] for call in units[index])
         for then in successors[index]:
             waiting[then] -= 1
             if waiting[then] == 0:
                 ready.append(then)
     if len(order) < len(calls):
-        _raise_cycle([view.label for view in calls], successors, waiting)
+        _raise_cycle([calls[unit[0]].label for unit in units], successors, waiting)
     return order
+
+
+def _units(calls: list[CallView]) -> tuple[list[list[int]], list[int]]:
+    """Calls that are ordered as one, and the unit of each: the calls of a collective by rank, and every other call alone."""
+    units: list[list[int]] = []
+    unit_of: list[int] = []
+    exchanges: dict[int, int] = {}
+    for index, view in enumerate(calls):
+        unit = len(units) if view.exchange is None else exchanges.setdefault(id(view.exchange.key), len(units))
+        if unit == len(units):
+            units.append([])
+        units[unit].append(index)
+        unit_of.append(unit)
+    for unit in exchanges.values():
+        units[unit].sort(key=lambda index: rank_of(calls[index]))
+    return units, unit_of
+
+
+def rank_of(view: CallView) -> int:
+    """The place of a collective's call among its actors."""
+    assert view.exchange is not None
+    return [actor.key for actor in view.exchange.actors].index(view.actor.key)
 
 
 def _bind_runs(calls: list[CallView]) -> list[list[int]]:
@@ -188,16 +215,28 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
     inputs: dict[Projection, None] = {}
     constants: list[object] = []
     constant_places: dict[int, int] = {}
+    options: dict[ValueRef, ChannelOptions] = {}
 
     def value(node: object) -> ValueRef:
         view = component.view(node)
+        given = view.options
+        made: ValueRef
         if isinstance(view, CallView):
-            return CallValue(ids[id(view.node)])
-        if isinstance(view, ElementView):
-            return CallValue(ids[id(view.call)], view.index)
-        projection = projection_of(view.key, view.label) if isinstance(view, AttributeView) else Whole()
-        inputs.setdefault(projection)
-        return InputValue(projection)
+            made = CallValue(ids[id(view.node)])
+        elif isinstance(view, ElementView):
+            made = CallValue(ids[id(view.call)], view.index)
+        elif isinstance(view, AttributeView):
+            made = InputValue(projection_of(view.key, view.label))
+            # What is said of the whole input holds for its parts, where they say nothing themselves.
+            whole = component.view(view.source).options
+            given = whole if given is None else given.over(whole)
+        else:
+            made = InputValue(Whole())
+        if isinstance(made, InputValue):
+            inputs.setdefault(made.projection)
+        if given is not None:
+            options[made] = given.over(options.get(made))
+        return made
 
     def operand(argument: object) -> Operand:
         if component.is_node(argument):
@@ -208,6 +247,11 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
             constants.append(argument)
         return Const(constant_places[id(argument)])
 
+    exchanges: dict[int, list[int]] = {}
+    for index, view in enumerate(calls):
+        if view.exchange is not None:
+            exchanges.setdefault(id(view.exchange.key), []).append(index)
+    numbers = {key: number for number, key in enumerate(exchanges)}
     nodes = tuple(
         CallNode(
             id=index,
@@ -217,6 +261,7 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
             args=tuple(operand(argument) for argument in view.args),
             kwargs=tuple((name, operand(argument)) for name, argument in view.kwargs),
             num_returns=view.num_returns,
+            collective=None if view.exchange is None else numbers[id(view.exchange.key)],
         )
         for index, view in enumerate(calls)
     )
@@ -234,6 +279,12 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
         else max((part.index + 1 for part in inputs if isinstance(part, Position)), default=0),
         input_keys=tuple(sorted(part.name for part in inputs if isinstance(part, Key))),
         constants=tuple(constants),
+        collectives=tuple(
+            Collective(first.kind, first.op, first.root, tuple(ranks))
+            for ranks in exchanges.values()
+            if (first := calls[ranks[0]].exchange) is not None
+        ),
+        channel_options=tuple(options.items()),
     )
 
 

@@ -62,5 +62,7 @@ class Component:
     def name(self, view: View) -> str:
         """The name of a node in messages."""
         if isinstance(view, ElementView):
-            return f"{self.name(self.view(view.call))}[{view.index}]"
+            call = self.view(view.call)
+            several = isinstance(call, CallView) and call.num_returns > 1
+            return f"{self.name(call)}[{view.index}]" if several else self.name(call)
         return self._names.get(id(view.node), view.label)

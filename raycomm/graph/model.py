@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeAlias
+
+from raycomm.graph.channel_options import ChannelOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,48 @@ class Actor:
     handle: object = field(compare=False, repr=False)
 
 
+class ReduceOp(StrEnum):
+    """How a collective combines the tensors of its actors, element by element, in order of rank.
+
+    SUM, PRODUCT: numbers, but not bool. AVG: the sum divided by the number of actors; floating point and complex numbers only.
+    MIN, MAX: numbers that have an order, and bool; NaN wins. BAND, BOR, BXOR: integers and bool.
+    """
+
+    SUM = "sum"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+
+class CollectiveKind(StrEnum):
+    """What a collective does; the word is also the method name of its nodes."""
+
+    ALLREDUCE = "allreduce"
+    ALLGATHER = "allgather"
+    REDUCESCATTER = "reducescatter"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """An exchange among actors. `ranks` are node ids in order of rank; `op` is for what reduces, `root` for a broadcast."""
+
+    kind: CollectiveKind
+    op: ReduceOp | None
+    root: int | None
+    ranks: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class CallNode:
-    """One method call per execution. `actor` indexes `Graph.actors`; `id` is the node's place in `Graph.nodes`."""
+    """One method call per execution. `actor` indexes `Graph.actors`; `id` is the node's place in `Graph.nodes`.
+
+    Where `collective` is not None the node is no method call but its actor's part in `Graph.collectives[collective]`.
+    """
 
     id: int
     actor: int
@@ -81,6 +123,7 @@ class CallNode:
     args: tuple[Operand, ...]
     kwargs: tuple[tuple[str, Operand], ...]
     num_returns: int
+    collective: int | None = None
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -101,6 +144,8 @@ class Graph:
         input_arity: how many positional arguments `execute` takes; None where the whole input is used.
         input_keys: keyword arguments of `execute`, sorted.
         constants: what `Const` operands refer to; kept out of comparison and repr, for they may be tensors.
+        collectives: the ranks of each are consecutive in `nodes`.
+        channel_options: of values that were given any.
     """
 
     nodes: tuple[CallNode, ...]
@@ -111,6 +156,8 @@ class Graph:
     input_arity: int | None
     input_keys: tuple[str, ...]
     constants: tuple[object, ...] = field(compare=False, repr=False)
+    collectives: tuple[Collective, ...] = ()
+    channel_options: tuple[tuple[ValueRef, ChannelOptions], ...] = ()
 
     @property
     def handles(self) -> Mapping[int, object]:

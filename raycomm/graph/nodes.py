@@ -1,4 +1,4 @@
-"""Node classes that users write, and `bind`, which makes a call node from an actor method.
+"""Node classes that users write. `bind` (calls.py) and the collectives (collective.py) make those of calls.
 
     with InputNode() as inp:
         x = bind(w1.forward, inp[0], scale=inp.scale)
@@ -20,10 +20,11 @@ import operator
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from raycomm.errors import CompileError
-from raycomm.graph.actor import ActorIdentity, ActorMethodView, read_method, take_bind_index
+from raycomm.graph.actor import ActorIdentity, take_bind_index
+from raycomm.graph.channel_options import ChannelOptions
 from raycomm.graph.containers import nested_nodes
 from raycomm.graph.model import Key, Position, Projection
 from raycomm.graph.views import AttributeView, CallView, ElementView, InputView, OutputsView, TransportHint, View
@@ -32,7 +33,7 @@ from raycomm.graph.views import AttributeView, CallView, ElementView, InputView,
 _creation = itertools.count()
 
 # Creation number, bind index and place among the consumers of an argument must agree, also when two threads bind.
-_numbering = threading.Lock()
+numbering = threading.Lock()
 
 # An InputNode has no length, so `list(inp)` would not end; zip(inp, actors) is common and stays far below.
 _ITERATION_LIMIT = 4096
@@ -51,15 +52,52 @@ class Node:
     def __reduce__(self) -> tuple[object, ...]:
         return _refuse_unpickling, (repr(self),)
 
+    def view(self) -> View:
+        """The node as `build` sees it, now."""
+        raise NotImplementedError
 
-class _ValueNode(Node):
+    def _users(self) -> dict[str, Any]:
+        """Fields of the view that say who uses the node."""
+        alive: list[object] = []
+        dropped: list[tuple[int, str]] = []
+        for reference, created, lost_label in self._consumers:
+            consumer = reference()
+            if consumer is not None:
+                alive.append(consumer)
+            elif lost_label is not None:
+                dropped.append((created, lost_label))
+        return {"consumers": tuple(alive), "dropped": tuple(dropped)}
+
+
+class ValueNode(Node):
     """A node that stands for a value."""
 
-    __slots__ = ("_hint",)
+    __slots__ = ("_hint", "_options")
 
     def __init__(self) -> None:
         super().__init__()
         self._hint: TransportHint | None = None
+        self._options: ChannelOptions | None = None
+
+    @property
+    def made_by(self) -> ActorIdentity | None:
+        """The actor whose call makes the value; None for what the driver passes in."""
+        return None
+
+    def with_channel_options(
+        self,
+        *,
+        inline_bytes: int | None = None,
+        slots: int | None = None,
+        share_tensors: bool | None = None,
+        allow_pickle: bool | None = None,
+    ) -> Self:
+        """Settings of the channel of this value; see `raycomm.with_channel_options`. Returns the node itself."""
+        given = ChannelOptions.checked(
+            repr(self), inline_bytes=inline_bytes, slots=slots, share_tensors=share_tensors, allow_pickle=allow_pickle
+        )
+        self._options = given.over(self._options)
+        return self
 
     def with_tensor_transport(
         self,
@@ -76,8 +114,12 @@ class _ValueNode(Node):
         self._hint = TransportHint(transport, device, _static_shape, _direct_return)
         return self
 
+    def _common(self) -> dict[str, Any]:
+        """Fields that the view of every kind of value has."""
+        return {"node": self, "label": repr(self), "hint": self._hint, "options": self._options, **self._users()}
 
-class InputNode(_ValueNode):
+
+class InputNode(ValueNode):
     """The input of each execution: whole as `inp`, in parts as `inp[0]`, `inp["key"]` or `inp.key`.
 
     Only parts that are bound to a call count. Attributes that start with an underscore are not input keys, so that probes by
@@ -127,11 +169,16 @@ class InputNode(_ValueNode):
             remedy="use inp[i], or zip it with a list",
         )
 
+    def view(self) -> InputView:
+        """See `Node.view`. Parts come first among its users: whether any of them is used shows when they are walked."""
+        common = self._common()
+        return InputView(**{**common, "consumers": (*self._parts.values(), *common["consumers"])})
+
     def __repr__(self) -> str:
         return f"InputNode({self._created})"
 
 
-class InputAttributeNode(_ValueNode):
+class InputAttributeNode(ValueNode):
     """One positional or keyword argument of `execute`; made by subscripting an `InputNode`."""
 
     __slots__ = ("key", "source")
@@ -141,11 +188,15 @@ class InputAttributeNode(_ValueNode):
         self.source = source
         self.key = key
 
+    def view(self) -> AttributeView:
+        """See `Node.view`."""
+        return AttributeView(**self._common(), source=self.source, key=self.key)
+
     def __repr__(self) -> str:
         return f"{self.source!r}[{self.key!r}]"
 
 
-class MethodNode(_ValueNode):
+class MethodNode(ValueNode):
     """One call of an actor method per execution; made by `bind`.
 
     Attributes: `actor` (the handle and who it names), `method`, `args`, `kwargs`, `num_returns`.
@@ -170,17 +221,35 @@ class MethodNode(_ValueNode):
         self.args = args
         self.kwargs = kwargs
         self.num_returns = num_returns
-        with _numbering:
+        with numbering:
             super().__init__()
             self._bind_index = take_bind_index(actor.handle)
             for producer in producers:
-                _register(producer, self, f"{actor.class_name}.{method}")
+                register(producer, self, f"{actor.class_name}.{method}")
+
+    @property
+    def made_by(self) -> ActorIdentity:
+        """The actor whose method is called."""
+        return self.actor
+
+    def view(self) -> CallView:
+        """See `Node.view`."""
+        return CallView(
+            **{**self._common(), "label": f"{self.actor.class_name}.{self.method}"},
+            actor=self.actor,
+            method=self.method,
+            args=self.args,
+            kwargs=tuple(self.kwargs.items()),
+            num_returns=self.num_returns,
+            bind_index=self._bind_index,
+            created=self._created,
+        )
 
     def __repr__(self) -> str:
         return f"MethodNode({self.actor.class_name}.{self.method}, {self._created})"
 
 
-class MethodOutputNode(_ValueNode):
+class MethodOutputNode(ValueNode):
     """Element `index` of what `call` returns; `bind` makes one for each of several returns."""
 
     __slots__ = ("call", "index")
@@ -190,7 +259,16 @@ class MethodOutputNode(_ValueNode):
         self.call = call
         self.index = index
         # No label: taking one of two returns is fine, and dropping both drops the call, which has its own label.
-        _register(call, self, None)
+        register(call, self, None)
+
+    @property
+    def made_by(self) -> ActorIdentity:
+        """The actor whose method is called."""
+        return self.call.actor
+
+    def view(self) -> ElementView:
+        """See `Node.view`."""
+        return ElementView(**self._common(), call=self.call, index=self.index)
 
     def __repr__(self) -> str:
         return f"{self.call!r}[{self.index}]"
@@ -214,37 +292,12 @@ class MultiOutputNode(Node):
         # Not registered with its nodes: a list of results that is not compiled has no say in what is.
         self.nodes: tuple[object, ...] = tuple(nodes)
 
+    def view(self) -> OutputsView:
+        """See `Node.view`."""
+        return OutputsView(node=self, label="MultiOutputNode", items=self.nodes)
+
     def __repr__(self) -> str:
         return f"MultiOutputNode({len(self.nodes)} results)"
-
-
-def bind(method: object, /, *args: object, **kwargs: object) -> MethodNode | tuple[MethodOutputNode, ...]:
-    """A node that calls `method`, a method of an actor handle, in each execution.
-
-    Arguments are nodes (raycomm's or, where an adapter is used to compile, `ray.dag`'s) or constants; at least one must be a node
-    when the graph is compiled. The order of `bind` calls on an actor is the order in which it runs them.
-
-    Returns:
-        The node, or one node per returned value where the method has ``num_returns > 1``.
-
-    Raises:
-        CompileError: not a method of a created actor, arguments that do not fit its signature, or returns that cannot be counted.
-    """
-    view = read_method(method)
-    _check_signature(view, args, kwargs)
-    num_returns = view.num_returns
-    if isinstance(num_returns, bool) or not isinstance(num_returns, int) or num_returns < 1:
-        remedy = "return the values together, or set num_returns to the number of values with method.options(num_returns=n)"
-        raise CompileError(
-            f"bind: {view.label} has num_returns={num_returns!r}, but a graph needs a fixed number of at least 1; {remedy}",
-            node=view.label,
-            argument="num_returns",
-            remedy=remedy,
-        )
-    node = MethodNode(view.actor, view.method, args, dict(kwargs), num_returns)
-    if num_returns == 1:
-        return node
-    return tuple(MethodOutputNode(node, index) for index in range(num_returns))
 
 
 def projection_of(key: object, label: str) -> Position | Key:
@@ -283,80 +336,13 @@ class OwnAdapter:
     def describe(self, node: object) -> View:
         """The view of a raycomm node."""
         assert isinstance(node, Node)
-        alive: list[object] = []
-        dropped: list[tuple[int, str]] = []
-        for reference, created, lost_label in node._consumers:
-            consumer = reference()
-            if consumer is not None:
-                alive.append(consumer)
-            elif lost_label is not None:
-                dropped.append((created, lost_label))
-        if isinstance(node, MethodNode):
-            return CallView(
-                node=node,
-                label=f"{node.actor.class_name}.{node.method}",
-                hint=node._hint,
-                consumers=tuple(alive),
-                dropped=tuple(dropped),
-                actor=node.actor,
-                method=node.method,
-                args=node.args,
-                kwargs=tuple(node.kwargs.items()),
-                num_returns=node.num_returns,
-                bind_index=node._bind_index,
-                created=node._created,
-            )
-        label = repr(node)
-        if isinstance(node, InputNode):
-            # Parts come first: whether any of them is used shows when they are walked.
-            consumers = (*node._parts.values(), *alive)
-            return InputView(node=node, label=label, hint=node._hint, consumers=consumers, dropped=tuple(dropped))
-        if isinstance(node, InputAttributeNode):
-            return AttributeView(
-                node=node,
-                label=label,
-                hint=node._hint,
-                consumers=tuple(alive),
-                dropped=tuple(dropped),
-                source=node.source,
-                key=node.key,
-            )
-        if isinstance(node, MethodOutputNode):
-            return ElementView(
-                node=node,
-                label=label,
-                hint=node._hint,
-                consumers=tuple(alive),
-                dropped=tuple(dropped),
-                call=node.call,
-                index=node.index,
-            )
-        assert isinstance(node, MultiOutputNode)
-        return OutputsView(node=node, label="MultiOutputNode", items=node.nodes)
+        return node.view()
 
 
-def _register(producer: object, consumer: Node, lost_label: str | None) -> None:
+def register(producer: object, consumer: Node, lost_label: str | None) -> None:
+    """Let `producer`, a raycomm node, know its consumer; `lost_label` is reported if that is gone when the graph is compiled."""
     assert isinstance(producer, Node)
     producer._consumers.append((weakref.ref(consumer), consumer._created, lost_label))
-
-
-def _check_signature(view: ActorMethodView, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    if view.signature is None:
-        return
-    try:
-        view.signature.bind(*args, **kwargs)
-    except TypeError as mismatch:
-        # Types, not values: an argument may be a tensor or a node, whose text tells nothing here.
-        given = ", ".join(
-            [*(type(arg).__name__ for arg in args), *(f"{name}={type(arg).__name__}" for name, arg in kwargs.items())]
-        )
-        remedy = f"pass arguments that fit {view.method}{view.signature}"
-        raise CompileError(
-            f"bind: {view.label}{view.signature} was given ({given}): {mismatch}; {remedy}",
-            node=view.label,
-            argument=str(mismatch),
-            remedy=remedy,
-        ) from None
 
 
 def _refuse_unpickling(label: str) -> NoReturn:
@@ -372,7 +358,9 @@ __all__ = [
     "Node",
     "OwnAdapter",
     "Projection",
-    "bind",
+    "ValueNode",
     "is_own",
+    "numbering",
     "projection_of",
+    "register",
 ]

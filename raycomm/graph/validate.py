@@ -7,6 +7,7 @@ are those of the plan: ``Actor.method``, with ``#id`` where the graph calls the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NoReturn
 
 from raycomm.errors import CompileError
@@ -17,6 +18,7 @@ from raycomm.graph.views import AttributeView, CallView, InputView, OutputsView,
 
 _TRANSPORTS = ("auto", "shm")
 _DEVICES = ("default", "cpu")
+_SHORT_ID = 6
 
 
 def before_ordering(component: Component) -> None:
@@ -145,6 +147,24 @@ def every_call_is_triggered(component: Component, calls: Sequence[CallView]) -> 
             )
 
 
+def collectives_are_whole(calls: Sequence[CallView]) -> None:
+    """Each actor of a collective has one call in the graph. `calls` are in order; those of a collective next to each other."""
+    for _, group in groupby(calls, key=lambda view: id(view if view.exchange is None else view.exchange.key)):
+        first, *others = group
+        if first.exchange is None:
+            continue
+        keys = [actor.key for actor in first.exchange.actors]
+        found = [view.actor.key for view in (first, *others)]
+        if len(set(keys)) < len(keys) or len(set(found)) < len(found):
+            text = f"an actor stands twice among the {len(keys)} of collective {first.label}"
+            _refuse(text, node=first.label, argument=None, remedy="list one node per actor")
+        if missing := [actor for actor in first.exchange.actors if actor.key not in found]:
+            names = ", ".join(f"{actor.class_name}#{actor.key[:_SHORT_ID]}" for actor in missing)
+            remedy = "add their results to MultiOutputNode([...]) too"
+            text = f"collective {first.label} joins {len(keys)} actors, but nothing leads to its nodes of {names}"
+            _refuse(text, node=first.label, argument=None, remedy=remedy)
+
+
 def returns_are_countable(component: Component, calls: Sequence[CallView]) -> None:
     """Each call returns at least one value, or there would be nothing to send."""
     for view in calls:
@@ -193,11 +213,16 @@ def input_keys_are_free(component: Component, calls: Sequence[CallView], reserve
 
 
 def every_call_is_used(component: Component, calls: Sequence[CallView]) -> None:
-    """Each call leads to a result. One element of several is enough."""
+    """Each call leads to a result. One element of several is enough, and of a collective one actor's."""
     used = {id(call.node) for view in calls for _, argument in _arguments(view) if (call := component.call_of(argument))}
     outputs = component.root.items if isinstance(component.root, OutputsView) else (component.root.node,)
     used |= {id(call.node) for item in outputs if (call := component.call_of(item))}
-    unused = [component.name(view) for view in calls if id(view.node) not in used]
+    exchanged = {id(view.exchange.key) for view in calls if view.exchange is not None and id(view.node) in used}
+    unused = [
+        component.name(view)
+        for view in calls
+        if id(view.node) not in used and (view.exchange is None or id(view.exchange.key) not in exchanged)
+    ]
     # By creation number, for a call is listed by each of its arguments.
     gone = {created: label for view in component.views() for created, label in view.dropped}
     unused += [f"{label} (its node is gone)" for label in gone.values()]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raycomm.graph.actor import ActorIdentity
+from raycomm.graph.channel_options import ChannelOptions
+from raycomm.graph.model import CollectiveKind, ReduceOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +31,19 @@ class View:
         node: the node itself, for identity.
         label: names the node in messages where no actor label is known yet.
         hint: None where the user gave none.
+        options: settings of the value's channel; None where the user gave none.
         consumers: nodes known to use this one, in order of creation, possibly repeated.
         dropped: number and label of each call that was bound to this node and no longer exists.
+        related: nodes that belong to every graph that this one belongs to.
     """
 
     node: object
     label: str
     hint: TransportHint | None = None
+    options: ChannelOptions | None = None
     consumers: tuple[object, ...] = ()
     dropped: tuple[tuple[int, str], ...] = ()
+    related: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,8 +60,19 @@ class AttributeView(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exchange:
+    """A collective. Its calls, one per actor, have one `key`, compared by identity; `actors` are in order of rank."""
+
+    key: object
+    kind: CollectiveKind
+    op: ReduceOp | None
+    root: int | None
+    actors: tuple[ActorIdentity, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallView(View):
-    """A method call.
+    """A method call, or what one actor does in a collective.
 
     `bind_index` orders calls bound through the same handle object, `created` orders calls made by raycomm; None where unknown.
     """
@@ -67,6 +84,7 @@ class CallView(View):
     num_returns: int
     bind_index: int | None = None
     created: int | None = None
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -33,7 +33,6 @@ _STATES = {
     _core.COMPUTING: State.COMPUTING,
     _core.WRITING: State.WRITING,
     _core.MEMORY: State.MEMORY,
-    _core.LEFT: State.LEFT,
 }
 
 
@@ -112,6 +111,8 @@ class Board:
             subject = self._value(place)
         if not self._arena.core.alive(process):
             state = State.DEAD
+        elif process and self._arena.core.loop_state(process) == _core.LOOP_LEFT:
+            state = State.LEFT
         waits_for = tuple(self._plan.processes[peer].label for peer in peers if peer < len(self._plan.processes))
         if state not in (State.READING, State.WRITING, State.MEMORY):
             waits_for = ()
@@ -142,9 +143,9 @@ class Board:
         return "; ".join(str(self.row(process.index)) for process in self._plan.processes[1:])
 
     def last_call(self, process: int) -> tuple[str | None, int | None]:
-        """The call and the execution a process was at when it died; None where it was not in one."""
-        row = self.row(process)
-        return row.subject or None, row.execution
+        """The call and the execution a process was at when it ended; None where it was in no call."""
+        kind, place, _, execution, _ = self._arena.core.doing(process)
+        return (self._call(process, place), execution) if kind == _core.COMPUTING else (None, None)
 
     def _value(self, channel: int) -> str:
         return self._plan.channels[channel].value if channel < len(self._plan.channels) else "its set-up message"

@@ -18,7 +18,14 @@
       release r0, r1
 
 A register is a place in the loop's list of values; `c0` is constant 0 of the graph. Names appear bare where they are plain
-identifiers and as JSON strings otherwise.
+identifiers and as JSON strings otherwise. A channel with settings of its own names them after its readers:
+
+    channel 1 "Worker.forward#0" 1 -> 0 inline_bytes 4096 slots 2 share_tensors yes allow_pickle no
+
+A collective is an action of each of its actors:
+
+      r1 = collective 2 allreduce sum rank 0 from r0 parts 4, 5 slices 6, 7
+      r1 = collective 4 broadcast root 1 rank 0 from r0 parts 8, 9
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from raycomm.graph.model import Key, Position, Projection, Whole
+from raycomm.graph.model import CollectiveKind, Key, Position, Projection, ReduceOp, Whole
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -47,15 +54,29 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A value that leaves its process: `readers` are the other processes that use it, each once, ascending; never the writer."""
+    """A value that leaves its process: `readers` are the other processes that use it, each once, ascending; never the writer.
+
+    The other fields are settings of this edge, see `raycomm.with_channel_options`; None: the graph's.
+    """
 
     id: int
     value: str
     writer: int
     readers: tuple[int, ...]
+    inline_bytes: int | None = None
+    slots: int | None = None
+    share_tensors: bool | None = None
+    allow_pickle: bool | None = None
 
     def __str__(self) -> str:
-        return f"channel {self.id} {json.dumps(self.value)} {self.writer} -> {_list(self.readers)}"
+        text = f"channel {self.id} {json.dumps(self.value)} {self.writer} -> {_list(self.readers)}"
+        for name in ("inline_bytes", "slots"):
+            if (number := getattr(self, name)) is not None:
+                text += f" {name} {number}"
+        for name in ("share_tensors", "allow_pickle"):
+            if (flag := getattr(self, name)) is not None:
+                text += f" {name} {'yes' if flag else 'no'}"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +129,51 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """Take part in a collective: publish the tensors in `args`, take the others' parts, fill `outputs` with the result.
+
+    Attributes:
+        node: the call's id in the graph.
+        op: how tensors are combined; None where they are not.
+        root: the rank whose tensor all get, for a broadcast.
+        rank: this actor's place among the others.
+        args: registers, one per tensor; `outputs` likewise.
+        parts: by rank, the channel on which that actor publishes its tensors to all others; empty where there are no others.
+        slices: by rank, the channel on which that actor publishes what it has combined for all, if there are enough of them to
+            share the work; else empty. Every channel carries one message per execution, used or not.
+    """
+
+    node: int
+    kind: CollectiveKind
+    op: ReduceOp | None
+    root: int | None
+    rank: int
+    args: tuple[int, ...]
+    outputs: tuple[int, ...]
+    parts: tuple[int, ...]
+    slices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        text = f"{_registers(self.outputs)} = collective {self.node} {self.kind}"
+        text += f" {self.op}" if self.op is not None else ""
+        text += f" root {self.root}" if self.root is not None else ""
+        text += f" rank {self.rank} from {_registers(self.args)}"
+        text += f" parts {_list(self.parts)}" if self.parts else ""
+        return text + (f" slices {_list(self.slices)}" if self.slices else "")
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The channels this actor publishes on."""
+        return tuple(channels[self.rank] for channels in (self.parts, self.slices) if channels)
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """The channels this actor reads, each once."""
+        both = (self.parts, self.slices)
+        return tuple(channel for channels in both for rank, channel in enumerate(channels) if rank != self.rank)
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """Publish registers on channels, pairwise. All values of one call that leave the process are in one such action."""
 
@@ -128,7 +194,7 @@ class Release:
         return f"release {_registers(self.registers)}"
 
 
-Action: TypeAlias = Read | Compute | Write | Release
+Action: TypeAlias = Read | Compute | Collective | Write | Release
 
 
 @dataclass(frozen=True, slots=True)

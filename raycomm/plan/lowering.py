@@ -2,7 +2,8 @@
 
 Each actor's list follows the graph's order of calls, which is one order for all actors and puts every call after those it uses.
 So the lists have no cycle of waits by construction (`verify` checks it anyway). Around each call: the channels it is the first
-to need, the call, one write of all that leaves, and the release of what nobody needs any more.
+to need, the call, one write of all that leaves, and the release of what nobody needs any more. A collective is a call of each of
+its actors, on channels of its own.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import heapq
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+from raycomm.graph.channel_options import ChannelOptions
 from raycomm.graph.model import CallNode, CallValue, Const, Graph, InputValue, Key, Operand, Position, Projection, ValueRef
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
     Argument,
     Channel,
+    Collective,
     Compute,
     Constant,
     FromChannel,
@@ -32,18 +36,25 @@ from raycomm.plan.actions import (
     Signature,
     Write,
 )
-from raycomm.plan.placement import DRIVER, Transport, place
+from raycomm.plan.placement import DRIVER, Transport, exchanges, place
+
+# By collective of the graph, then by phase, then by rank: the channel on which that actor publishes.
+_Exchanged: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 def lower(graph: Graph, name: str) -> Plan:
     """The plan of `graph`, called `name` in messages."""
     channels: list[Channel] = []
     channel_of: dict[ValueRef, int] = {}
+    options = dict(graph.channel_options)
     for placement in place(graph):
         if placement.transport is not Transport.REFERENCE:
+            given = options.get(placement.value, ChannelOptions())
+            settings = (given.inline_bytes, given.slots, given.share_tensors, given.allow_pickle)
             channel_of[placement.value] = len(channels)
             text = value_text(graph, placement.value)
-            channels.append(Channel(len(channels), text, placement.writer, placement.readers))
+            channels.append(Channel(len(channels), text, placement.writer, placement.readers, *settings))
+    exchanged = _add_exchanges(graph, channels)
     processes = (Process(DRIVER, "driver"), *(Process(actor.index + 1, actor.label) for actor in graph.actors))
     inputs = tuple(Input(channel, value.projection) for value, channel in channel_of.items() if isinstance(value, InputValue))
     outputs: tuple[Output, ...] = tuple(
@@ -54,7 +65,7 @@ def lower(graph: Graph, name: str) -> Plan:
         name=name,
         processes=processes,
         channels=tuple(channels),
-        actors=_actor_plans(graph, processes[1:], channel_of),
+        actors=_actor_plans(graph, processes[1:], channel_of, exchanged),
         inputs=inputs,
         outputs=outputs,
         single_output=graph.single_output,
@@ -67,8 +78,11 @@ def value_text(graph: Graph, value: ValueRef) -> str:
     if isinstance(value, InputValue):
         return _input_text(value.projection)
     node = graph.nodes[value.node]
-    element = f"[{value.element}]" if node.num_returns > 1 else ""
-    return f"{node.actor_label}.{node.method}#{node.id}{element}"
+    return _call_text(node) + (f"[{value.element}]" if node.num_returns > 1 else "")
+
+
+def _call_text(node: CallNode) -> str:
+    return f"{node.actor_label}.{node.method}#{node.id}"
 
 
 def _input_text(projection: Projection) -> str:
@@ -81,14 +95,35 @@ def _input_text(projection: Projection) -> str:
             return "input"
 
 
-def _actor_plans(graph: Graph, processes: tuple[Process, ...], channel_of: Mapping[ValueRef, int]) -> tuple[ActorPlan, ...]:
+def _add_exchanges(graph: Graph, channels: list[Channel]) -> _Exchanged:
+    """Append the channels of the graph's collectives."""
+    exchanged = []
+    for exchange in exchanges(graph):
+        phases = []
+        for phase in exchange.phases:
+            first = len(channels)
+            for node, process in zip(exchange.nodes, exchange.processes, strict=True):
+                value = f"{phase} of {_call_text(graph.nodes[node])}"
+                others = tuple(sorted(other for other in exchange.processes if other != process))
+                channels.append(Channel(len(channels), value, process, others))
+            phases.append(tuple(range(first, len(channels))))
+        exchanged.append(tuple(phases))
+    return tuple(exchanged)
+
+
+def _actor_plans(
+    graph: Graph, processes: tuple[Process, ...], channel_of: Mapping[ValueRef, int], exchanged: _Exchanged
+) -> tuple[ActorPlan, ...]:
     calls: list[list[CallNode]] = [[] for _ in processes]
     for node in graph.nodes:
         calls[node.actor].append(node)
-    return tuple(_actor_plan(process, nodes, channel_of) for process, nodes in zip(processes, calls, strict=True))
+    plans = zip(processes, calls, strict=True)
+    return tuple(_actor_plan(graph, process, nodes, channel_of, exchanged) for process, nodes in plans)
 
 
-def _actor_plan(process: Process, nodes: list[CallNode], channel_of: Mapping[ValueRef, int]) -> ActorPlan:
+def _actor_plan(
+    graph: Graph, process: Process, nodes: list[CallNode], channel_of: Mapping[ValueRef, int], exchanged: _Exchanged
+) -> ActorPlan:
     last_use = {value: node.id for node in nodes for value in _values(node)}
     registers = _Registers()
     actions: list[Action] = []
@@ -98,9 +133,17 @@ def _actor_plan(process: Process, nodes: list[CallNode], channel_of: Mapping[Val
             if value not in registers.of:
                 actions.append(Read(channel_of[value], registers.take(value)))
         made = tuple(CallValue(node.id, element) for element in range(node.num_returns))
-        args = tuple(_argument(operand, registers.of) for operand in node.args)
-        kwargs = tuple((name, _argument(operand, registers.of)) for name, operand in node.kwargs)
-        actions.append(Compute(node.id, node.method, args, kwargs, tuple(registers.take(value) for value in made)))
+        outputs = tuple(registers.take(value) for value in made)
+        if node.collective is None:
+            args = tuple(_argument(operand, registers.of) for operand in node.args)
+            kwargs = tuple((name, _argument(operand, registers.of)) for name, operand in node.kwargs)
+            actions.append(Compute(node.id, node.method, args, kwargs, outputs))
+        else:
+            whole = graph.collectives[node.collective]
+            rank = whole.ranks.index(node.id)
+            sources = tuple(registers.of[value] for value in _operands(node))
+            parts, slices = (*exchanged[node.collective], (), ())[:2]
+            actions.append(Collective(node.id, whole.kind, whole.op, whole.root, rank, sources, outputs, parts, slices))
         leaving = tuple(value for value in made if value in channel_of)
         if leaving:
             # Before anything local uses the value: others wait for it, this actor does not.
@@ -137,7 +180,11 @@ class _Registers:
 
 def _values(node: CallNode) -> tuple[ValueRef, ...]:
     """The distinct values that a call uses, in order."""
-    return tuple(dict.fromkeys(operand for operand in node.operands if not isinstance(operand, Const)))
+    return tuple(dict.fromkeys(_operands(node)))
+
+
+def _operands(node: CallNode) -> tuple[ValueRef, ...]:
+    return tuple(operand for operand in node.operands if not isinstance(operand, Const))
 
 
 def _argument(operand: Operand, registers: Mapping[ValueRef, int]) -> Argument:

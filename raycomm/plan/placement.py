@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from raycomm.graph.model import CallValue, Const, Graph, ValueRef
+from raycomm.graph.model import CallValue, CollectiveKind, Const, Graph, ValueRef
 
 DRIVER = 0
+
+# From so many actors on it pays that each combines a part of large tensors for all and sends the result on: two trips instead of
+# one, but two tensors' worth of reading instead of one per other actor.
+SHARED_WORK_FROM = 4
 
 
 class Transport(Enum):
@@ -52,3 +56,25 @@ def place(graph: Graph) -> tuple[Placement, ...]:
         if others:
             placements.append(Placement(value, writer, others, Transport.SHARED_MEMORY, "different processes of one machine"))
     return tuple(placements)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The channels of a collective: in each phase one from each of `processes` (by rank, for `nodes`) to all others."""
+
+    nodes: tuple[int, ...]
+    processes: tuple[int, ...]
+    phases: tuple[str, ...]
+
+
+def exchanges(graph: Graph) -> tuple[Exchange, ...]:
+    """What each collective of the graph needs, in their order. An actor alone needs no channel."""
+    found = []
+    for collective in graph.collectives:
+        count = len(collective.ranks)
+        phases: tuple[str, ...] = () if count == 1 else ("part",)
+        if collective.kind is CollectiveKind.ALLREDUCE and count >= SHARED_WORK_FROM:
+            phases = ("part", "slice")
+        processes = tuple(graph.nodes[node].actor + 1 for node in collective.ranks)
+        found.append(Exchange(collective.ranks, processes, phases))
+    return tuple(found)

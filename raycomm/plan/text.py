@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from raycomm.errors import CompileError
-from raycomm.graph.model import Key, Position, Projection, Whole
+from raycomm.graph.model import CollectiveKind, Key, Position, Projection, ReduceOp, Whole
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
     Argument,
     Channel,
+    Collective,
     Compute,
     Constant,
     FromChannel,
@@ -178,6 +179,12 @@ class _Line:
             self.fail(f"expected {letter} and a number, found {token!r}")
         return int(token[1:])
 
+    def flag(self) -> bool:
+        yes = self.accept("yes")
+        if not yes:
+            self.expect("no")
+        return yes
+
     def registers(self) -> tuple[int, ...]:
         registers = [self.numbered("r")]
         while self.accept(","):
@@ -208,7 +215,10 @@ def _lines(text: str) -> Iterator[_Line]:
 def _channel(line: _Line) -> Channel:
     index, value, writer = line.number(), line.string(), line.number()
     line.expect("->")
-    return Channel(index, value, writer, line.numbers())
+    readers = line.numbers()
+    inline_bytes, slots = (line.number() if line.accept(name) else None for name in ("inline_bytes", "slots"))
+    share_tensors, allow_pickle = (line.flag() if line.accept(name) else None for name in ("share_tensors", "allow_pickle"))
+    return Channel(index, value, writer, readers, inline_bytes, slots, share_tensors, allow_pickle)
 
 
 def _from_channel(line: _Line) -> FromChannel:
@@ -241,6 +251,8 @@ def _action(line: _Line, word: str) -> Action:
         if len(registers) != 1:
             line.fail("read fills one register")
         return Read(channel, registers[0])
+    if line.accept("collective"):
+        return _collective(line, registers)
     node = line.number()
     line.expect(":")
     method = line.name()
@@ -259,3 +271,19 @@ def _action(line: _Line, word: str) -> Action:
         else:
             args.append(line.argument())
     return Compute(node, method, tuple(args), tuple(kwargs), registers)
+
+
+def _collective(line: _Line, outputs: tuple[int, ...]) -> Collective:
+    node, word = line.number(), line.word()
+    kind = next((kind for kind in CollectiveKind if kind == word), None)
+    if kind is None:
+        line.fail(f"unknown collective {word!r}")
+    op = next((op for op in ReduceOp if line.accept(op)), None)
+    root = line.number() if line.accept("root") else None
+    line.expect("rank")
+    rank = line.number()
+    line.expect("from")
+    args = line.registers()
+    parts = line.numbers() if line.accept("parts") else ()
+    slices = line.numbers() if line.accept("slices") else ()
+    return Collective(node, kind, op, root, rank, args, outputs, parts, slices)

@@ -2,7 +2,7 @@
 
 Plans from `lower` pass by construction; plans read from text, and later passes over plans, have to earn it. All checks are linear
 in the number of actions. Channels count as unbounded here: an action waits for the one before it in its actor, and a read waits
-for the write of its channel.
+for the write of its channel. A collective is a write and then reads.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections import deque
 from typing import NoReturn
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph.model import Key, Position, Whole
+from raycomm.graph.model import CollectiveKind, Key, Position, Whole
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
+    Collective,
     Compute,
     Constant,
     FromChannel,
@@ -43,6 +44,7 @@ def verify(plan: Plan) -> None:
     for actor in plan.actors:
         _check_registers(actor)
         _check_computes(actor, nodes)
+    _check_collectives(plan)
     _check_endpoints(plan)
     _check_signature(plan)
     _check_waits(plan)
@@ -91,7 +93,7 @@ def _check_registers(actor: ActorPlan) -> None:
             full.add(register)
         if isinstance(action, Write):
             before = actor.actions[place - 1] if place else None
-            if not isinstance(before, Compute) or not set(action.registers) <= set(before.outputs):
+            if not isinstance(before, (Compute, Collective)) or not set(action.registers) <= set(before.outputs):
                 _refuse_action(actor, action, "it does not stand right after the call whose values it writes")
             if len(action.channels) != len(action.registers):
                 _refuse_action(actor, action, "it does not name one register per channel")
@@ -110,21 +112,60 @@ def _touched(action: Action) -> tuple[tuple[int, ...], tuple[int, ...]]:
         case Compute(_, _, args, kwargs, outputs):
             given = (*args, *(argument for _, argument in kwargs))
             return outputs, tuple(argument.index for argument in given if isinstance(argument, Register))
+        case Collective(args=given_registers, outputs=outputs):
+            return outputs, given_registers
         case Write(_, registers) | Release(registers):
             return (), registers
 
 
 def _check_computes(actor: ActorPlan, nodes: set[int]) -> None:
     for action in actor.actions:
-        if not isinstance(action, Compute):
+        if not isinstance(action, (Compute, Collective)):
             continue
         if action.node in nodes:
             _refuse_action(actor, action, f"call {action.node} stands in the plan twice")
         nodes.add(action.node)
         if not action.outputs:
             _refuse_action(actor, action, "a call has no register for what it returns")
-        if any(isinstance(argument, Constant) and argument.index < 0 for argument in action.args):
+        if isinstance(action, Compute) and any(isinstance(argument, Constant) and argument.index < 0 for argument in action.args):
             _refuse_action(actor, action, "a constant has a negative index")
+
+
+def _check_collectives(plan: Plan) -> None:
+    """The actors of a collective mean the same one, and each has a rank of its own."""
+    groups: dict[tuple[int, ...], list[tuple[ActorPlan, Collective]]] = {}
+    for actor in plan.actors:
+        for action in actor.actions:
+            if isinstance(action, Collective):
+                _check_collective(actor, action)
+                if action.parts:
+                    groups.setdefault(action.parts, []).append((actor, action))
+    for parts, members in groups.items():
+        actor, first = members[0]
+        if sorted(action.rank for _, action in members) != list(range(len(parts))):
+            _refuse_action(actor, first, f"its ranks are not those of {len(parts)} actors, each once")
+        for other, action in members[1:]:
+            if (action.kind, action.op, action.root, action.slices) != (first.kind, first.op, first.root, first.slices):
+                _refuse_action(other, action, f"it differs from {_where(actor, first)}")
+            if len(action.args) != len(first.args):
+                _refuse_action(other, action, f"it exchanges another number of tensors than {_where(actor, first)}")
+
+
+def _check_collective(actor: ActorPlan, action: Collective) -> None:
+    world = max(1, len(action.parts))
+    reduces = action.kind in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER)
+    if not 0 <= action.rank < world:
+        _refuse_action(actor, action, f"rank {action.rank} is outside its {world} actors")
+    if (action.op is not None) != reduces:
+        _refuse_action(actor, action, f"{action.kind} {'needs an' if reduces else 'has no'} operation")
+    if (action.root is not None) != (action.kind is CollectiveKind.BROADCAST) or not 0 <= (action.root or 0) < world:
+        _refuse_action(actor, action, "a broadcast, and nothing else, has a root among its actors")
+    if not action.args or len(action.args) != len(action.outputs):
+        _refuse_action(actor, action, "it does not give one tensor for each that it takes")
+    if len(action.args) > 1 and action.kind is not CollectiveKind.ALLREDUCE:
+        _refuse_action(actor, action, f"{action.kind} takes one tensor")
+    if len(action.parts) == 1 or (action.slices and len(action.slices) != len(action.parts)):
+        _refuse_action(actor, action, "it does not name one channel for each of several actors")
 
 
 def _check_endpoints(plan: Plan) -> None:
@@ -148,6 +189,11 @@ def _check_endpoints(plan: Plan) -> None:
             elif isinstance(action, Write):
                 for channel in action.channels:
                     at(writers, channel, actor.process.index, action)
+            elif isinstance(action, Collective):
+                for channel in action.written:
+                    at(writers, channel, actor.process.index, action)
+                for channel in action.read:
+                    at(readers, channel, actor.process.index, action)
     for entry in plan.channels:
         name = f"channel {entry.id} ({entry.value})"
         if writers[entry.id] != [entry.writer]:
@@ -179,13 +225,23 @@ def _check_signature(plan: Plan) -> None:
 
 def _check_waits(plan: Plan) -> None:
     """Kahn's algorithm over all actions; what is left over waits for itself."""
-    places = [(actor, action) for actor in plan.actors for action in actor.actions]
+    # A collective stands twice: as its write, and as its reads, which wait for the writes of the others. Its second phase begins
+    # where the first has ended everywhere, and so waits for nothing that the first does not.
+    places = [
+        (actor, action)
+        for actor in plan.actors
+        for action in actor.actions
+        for _ in range(2 if isinstance(action, Collective) and action.parts else 1)
+    ]
     successors: list[list[int]] = [[] for _ in places]
     waiting = [0] * len(places)
     written: dict[int, int] = {}
     for index, (_, action) in enumerate(places):
         if isinstance(action, Write):
             written.update(dict.fromkeys(action.channels, index))
+        elif isinstance(action, Collective):
+            for channel in action.written:
+                written.setdefault(channel, index)
     for index, (actor, action) in enumerate(places):
         if index and places[index - 1][0] is actor:
             successors[index - 1].append(index)
@@ -193,6 +249,10 @@ def _check_waits(plan: Plan) -> None:
         if isinstance(action, Read) and action.channel in written:  # Others are inputs, which wait for nothing.
             successors[written[action.channel]].append(index)
             waiting[index] += 1
+        elif isinstance(action, Collective) and index and places[index - 1][1] is action:
+            for channel in action.read:
+                successors[written[channel]].append(index)
+                waiting[index] += 1
     ready = deque(index for index, count in enumerate(waiting) if count == 0)
     left = set(range(len(places)))
     while ready:

@@ -22,13 +22,18 @@ from ray.dag import (
 )
 from ray.experimental.channel.auto_transport_type import AutoTransportType
 from ray.experimental.channel.torch_tensor_type import TorchTensorType
+from ray.experimental.util.types import AllGatherOp, AllReduceOp, ReduceScatterOp
 
+from raycomm.graph import CollectiveKind
 from raycomm.graph.actor import read_actor
+from raycomm.graph.channel_options import FOREIGN_OPTIONS
+from raycomm.graph.collective import check_communicator, op_of
 from raycomm.graph.views import (
     Adapter,
     AttributeView,
     CallView,
     ElementView,
+    Exchange,
     InputView,
     OutputsView,
     RefusedView,
@@ -36,6 +41,11 @@ from raycomm.graph.views import (
     View,
 )
 
+_KINDS = {
+    AllReduceOp: CollectiveKind.ALLREDUCE,
+    AllGatherOp: CollectiveKind.ALLGATHER,
+    ReduceScatterOp: CollectiveKind.REDUCESCATTER,
+}
 _CREATE = "create the actor first with Cls.remote(...) and bind its handle's methods"
 
 
@@ -53,12 +63,8 @@ class RayDagAdapter:
         """The view of a `ray.dag` node; of kinds that cannot be compiled, a view that says so."""
         assert isinstance(node, DAGNode)
         common = _Common(node)
-        if isinstance(node, CollectiveOutputNode):
-            return common.refused(
-                f"collective {node.get_method_name()}",
-                "collectives are not available in this version",
-                "exchange the values through actor methods instead",
-            )
+        if isinstance(node, CollectiveOutputNode) and not node._is_class_method_output:
+            return _collective(node, common)
         if isinstance(node, ClassMethodNode):
             return _method(node, common)
         if isinstance(node, InputNode):
@@ -87,7 +93,12 @@ class _Common:
 
     def __init__(self, node: Any) -> None:
         self._node = node
-        self.fields: dict[str, Any] = {"node": node, "hint": _hint(node._type_hint), "consumers": tuple(node._downstream_nodes)}
+        self.fields: dict[str, Any] = {
+            "node": node,
+            "hint": _hint(node._type_hint),
+            "options": vars(node).get(FOREIGN_OPTIONS),
+            "consumers": tuple(node._downstream_nodes),
+        }
 
     def numbered(self, name: str) -> str:
         return f"ray.dag {name}({self._node._stable_uuid[:6]})"
@@ -115,6 +126,28 @@ def _method(node: Any, common: _Common) -> View:
         kwargs=tuple(node._bound_kwargs.items()),
         num_returns=node.num_returns,
         bind_index=node._bind_index,
+        **common.fields,
+    )
+
+
+def _collective(node: Any, common: _Common) -> View:
+    """What one actor does in a collective. Ray's own default and its words for it mean an accelerator; here they mean the memory
+    that all actors share, and a tensor that lies elsewhere is refused when it comes."""
+    collective = node._collective_op
+    kind, op = _KINDS[type(collective._op)], getattr(collective._op, "reduceOp", None)
+    actors = tuple(filter(None, map(read_actor, collective._actor_handles)))
+    actor = read_actor(node._parent_class_node)
+    assert actor is not None
+    check_communicator(collective._type_hint.get_custom_communicator(), actors, str(kind))
+    return CallView(
+        label=f"{actor.class_name}.{kind}",
+        actor=actor,
+        method=str(kind),
+        args=tuple(node._bound_args),
+        kwargs=(),
+        num_returns=len(node._bound_args),
+        bind_index=node._bind_index,
+        exchange=Exchange(key=collective, kind=kind, op=None if op is None else op_of(op), root=None, actors=actors),
         **common.fields,
     )
 

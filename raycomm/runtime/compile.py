@@ -12,6 +12,7 @@ import atexit
 import itertools
 import os
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import ray
@@ -23,16 +24,20 @@ from raycomm.errors import ChannelTimeoutError, CompileError
 from raycomm.graph import Adapter, Graph, build
 from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
-from raycomm.options import Options
+from raycomm.options import LoopThread, Options
 from raycomm.plan import Plan, lower, verify
 from raycomm.runtime import ray_errors
+from raycomm.runtime.actor_thread import claims_of_others, lend_thread, taken
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, rings_of
 from raycomm.runtime.driver import CompiledGraph
+from raycomm.runtime.fault_points import faults_by_actor
 from raycomm.runtime.refs import Ref
 from raycomm.runtime.setup import prepare
+from raycomm.testing.faults import injected
 
 _numbers = itertools.count()  # makes default names differ; says nothing about a graph
 _EXIT_LIMIT_S = 5.0
+_LOOK_EVERY_S = 0.5
 
 
 def compile_graph(node: object, options: Options, adapter: Adapter | None, ref_type: type[Ref]) -> CompiledGraph:
@@ -79,6 +84,7 @@ class _SetUp:
         self._options = options
         self._deadline = Deadline(options.compile_timeout)
         self._notice = Notice()
+        self._faults = faults_by_actor(graph, plan.name, injected())
 
     def run(self) -> list[Address]:
         """Prepare all actors, tell them each other's addresses, wait until all are ready."""
@@ -92,6 +98,7 @@ class _SetUp:
     def _prepare(self) -> list[Address]:
         node = ray.get_runtime_context().get_node_id()
         calls: dict[Any, int] = {}
+        self._refuse_lent([actor.index + 1 for actor in self._graph.actors])
         for actor in self._graph.actors:
             blueprint = Blueprint(
                 self._plan,
@@ -101,14 +108,19 @@ class _SetUp:
                 self._arena.address,
                 node,
                 layout=_core.LAYOUT_VERSION,
+                faults=self._faults.get(actor.index, ()),
             )
             handle: Any = actor.handle
             calls[handle.__ray_call__.remote(prepare, blueprint)] = actor.index + 1
+            if self._options.loop_thread is LoopThread.ACTOR:
+                handle.__ray_call__.remote(lend_thread, self._arena.address.nonce)
         addresses = []
         problems = []
         while calls:
-            done, _ = ray.wait(list(calls), num_returns=1, timeout=self._deadline.left(at_most=self._notice.left()))
+            left = self._deadline.left(at_most=min(self._notice.left(), _LOOK_EVERY_S))
+            done, _ = ray.wait(list(calls), num_returns=1, timeout=left)
             if not done:
+                self._refuse_lent(calls.values())
                 self._still_waiting(f"set-up waits for {', '.join(self._label(process) for process in sorted(calls.values()))}")
             for call in done:
                 prepared = self._answer(call, calls.pop(call))
@@ -119,6 +131,20 @@ class _SetUp:
         if problems:
             raise CompileError(f"graph {self._plan.name!r} cannot be set up: {'; '.join(problems)}", node=problems[0])
         return sorted((address for address in addresses if address is not None), key=lambda address: address.process)
+
+    def _refuse_lent(self, processes: Iterable[int]) -> None:
+        """An actor whose thread is lent to another graph answers no call: it is refused here, or set-up would wait with it."""
+        claims = claims_of_others(self._arena.address.nonce)
+        for process in processes:
+            other = claims.get(self._graph.actors[process - 1].key)
+            if other is not None:
+                label = self._label(process)
+                raise CompileError(
+                    f"graph {self._plan.name!r} cannot be set up: actor {label}: {taken(other)}",
+                    node=label,
+                    argument="loop_thread",
+                    remedy=f"tear down graph {other!r} first",
+                )
 
     def _answer(self, call: Any, process: int) -> Prepared:
         try:

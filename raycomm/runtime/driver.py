@@ -28,6 +28,7 @@ from raycomm.options import Options
 from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
 from raycomm.runtime import ray_errors
 from raycomm.runtime.awaiting import Waker
+from raycomm.runtime.blueprint import shares_tensors
 from raycomm.runtime.outputs import OutputQueue, first_of, rest_of
 from raycomm.runtime.refs import PENDING, Ref
 from raycomm.runtime.reports import Reports
@@ -75,7 +76,7 @@ class CompiledGraph:
             if isinstance(output, FromChannel) and output.channel not in self._queues:
                 channel = plan.channels[output.channel]
                 index = channel.readers.index(0)
-                share = options.share_tensors
+                share = shares_tensors(channel, options)
                 reader = arena.reader(channel.writer, channel.id, index, drain=True, share_tensors=share)
                 self._queues[channel.id] = OutputQueue(channel.id, reader)
         self._order = tuple(self._queues.values())
@@ -239,7 +240,7 @@ class CompiledGraph:
         """Memory for an input that `execute` then sends without copying it. See `raycomm.empty`."""
         from raycomm.runtime.lending import empty_in
 
-        self.reports.check_open(torn_down=self._torn_down)
+        self.check_open()
         return empty_in(self._arena, self.plan, shape, dtype)
 
     def status(self) -> GraphStatus:
@@ -321,6 +322,10 @@ class CompiledGraph:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"graph {self.name!r} cannot be pickled: it belongs to the process that compiled it")
+
+    def check_open(self) -> None:
+        """Raise `ChannelClosedError` after teardown."""
+        self.reports.check_open(torn_down=self._torn_down)
 
     def error_of(self, failure: Any) -> BaseException:
         """What `get` raises for an execution that failed."""

@@ -7,6 +7,7 @@ exactly one message per execution.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,19 @@ from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
 from raycomm.errors import SerializationError, SharedMemoryError
 from raycomm.options import Options
-from raycomm.plan import ActorPlan, Compute, Plan, Read, Register, Release, Write
+from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
+from raycomm.runtime.blueprint import DRIVER, shares_tensors
+from raycomm.runtime.coroutines import CoroutineMethod
+from raycomm.runtime.fault_points import FaultPoints
+from raycomm.testing.faults import Point
 
-DRIVER = 0
 Step = Callable[[], None]
+
+# What ends the loop when it comes out of a method, and is no failure of one execution.
+_ENDS = (AsyncioActorExit, _core.Closed)
+
+_BEFORE: dict[type, Point] = {Read: Point.BEFORE_READ, Write: Point.BEFORE_WRITE}
+_AFTER: dict[type, Point] = {Read: Point.AFTER_READ, Write: Point.AFTER_WRITE}
 
 
 class Loop:
@@ -33,10 +43,18 @@ class Loop:
         constants: the graph's constants; the same objects are passed in every execution.
         arena: this process's memory in the graph.
         options: the driver's.
+        faults: what is to go wrong, for tests; none without.
     """
 
     def __init__(
-        self, instance: Any, plan: Plan, process: int, constants: tuple[Any, ...], arena: ShmArena, options: Options
+        self,
+        instance: Any,
+        plan: Plan,
+        process: int,
+        constants: tuple[Any, ...],
+        arena: ShmArena,
+        options: Options,
+        faults: FaultPoints,
     ) -> None:
         self._plan = plan
         self._options = options
@@ -44,6 +62,7 @@ class Loop:
         self._constants = constants
         self._arena = arena
         self._instance = instance
+        self._faults = faults
         self._registers: list[Any] = [None] * self._actor.registers
         self._execution = 0
         self._steps = self._prepare()
@@ -65,11 +84,12 @@ class Loop:
             steps.clear()  # they know this loop: left to a garbage collection, the graph's memory would stay mapped until then
 
     def _prepare(self) -> list[Step]:
-        if (whole := self._relay()) is not None:
+        if not self._faults and (whole := self._relay()) is not None:
             return [whole]
         steps: list[Step] = []
         marked = False  # whether the activity others see already names the coming call
         for place, action in enumerate(self._actor.actions):
+            steps += self._faults.steps(_BEFORE.get(type(action)), self._now)
             if isinstance(action, Read):
                 steps.append(self._read(action, place))
                 marked = self._call_after(place) is not None
@@ -78,11 +98,18 @@ class Loop:
                     steps.append(self._mark(place))
                 marked = False
                 steps.append(self._compute(action))
+            elif isinstance(action, Collective):
+                marked = False
+                steps.append(self._exchange(action))
             elif isinstance(action, Write):
                 steps.append(self._write(action))
             else:
                 steps.append(self._release(action))
+            steps += self._faults.steps(_AFTER.get(type(action)), self._now)
         return steps
+
+    def _now(self) -> int:
+        return self._execution
 
     def _relay(self) -> Step | None:
         """The commonest list (one read, one call on what was read, one write) as one closure; None for any other list."""
@@ -92,7 +119,7 @@ class Loop:
                     return None
             case _:
                 return None
-        read, method = self._reader(source, 0).read, getattr(self._instance, call.method)
+        read, method = self._reader(source, 0).read, self._method(call)
         writer = self._arena.writer((channel,))
         write = writer.write
         origin = f"{self._actor.process.label}.{call.method}"
@@ -105,7 +132,7 @@ class Loop:
             if type(value) is not Failure:
                 try:
                     value = method(value)
-                except AsyncioActorExit:
+                except _ENDS:
                     raise
                 except Exception as error:
                     value = Failure.capture(error, origin, self._execution)
@@ -147,7 +174,7 @@ class Loop:
             subject=self._call_after(place),
             first=place == 0,
             claims=channel.writer == DRIVER,
-            share_tensors=self._options.share_tensors,
+            share_tensors=shares_tensors(channel, self._options),
         )
 
     def _call_after(self, place: int) -> int | None:
@@ -161,15 +188,14 @@ class Loop:
         return Failure.capture(error, f"{self._actor.process.label} reading {value}", self._execution)
 
     def _compute(self, action: Compute) -> Step:
-        method = getattr(self._instance, action.method)
-        call = self._call(method, action)
+        call = self._call(self._method(action), action)
         registers, outputs = self._registers, action.outputs
         origin = f"{self._actor.process.label}.{action.method}"
 
         def step_one() -> None:
             try:
                 registers[output] = call()
-            except AsyncioActorExit:
+            except _ENDS:
                 raise
             except Exception as error:
                 registers[output] = Failure.capture(error, origin, self._execution)
@@ -184,7 +210,7 @@ class Loop:
                     if not isinstance(result, (tuple, list)) or len(values) != len(outputs):
                         got = f"{len(values)} values" if isinstance(result, (tuple, list)) else f"one {type(result).__name__}"
                         raise ValueError(f"{origin} is declared to return {len(outputs)} values and returned {got}")
-            except AsyncioActorExit:
+            except _ENDS:
                 raise
             except Exception as error:
                 values = (Failure.capture(error, origin, self._execution),) * len(outputs)
@@ -195,6 +221,12 @@ class Loop:
             output = outputs[0]
             return step_one
         return step_many
+
+    def _method(self, action: Compute) -> Callable[..., Any]:
+        method = getattr(self._instance, action.method)
+        if inspect.iscoroutinefunction(method):
+            method = CoroutineMethod(method, self._arena, f"{self._actor.process.label}.{action.method}")
+        return self._faults.around(method, action.method, self._now)
 
     def _call(self, method: Callable[..., Any], action: Compute) -> Callable[[], Any]:
         """Calls the method on registers and constants, or returns the first failure among them."""
@@ -225,6 +257,20 @@ class Loop:
             return method(*given[:positional], **dict(zip(names, given[positional:], strict=True)))
 
         return call
+
+    def _exchange(self, action: Collective) -> Step:
+        from raycomm.runtime.collectives import Exchange  # imports numpy
+
+        process = self._actor.process.index
+        exchange = Exchange(action, self._plan, process, self._arena, self._write_failure, self._unsent)
+        registers, args, outputs = self._registers, action.args, action.outputs
+
+        def step() -> None:
+            values = exchange.run([registers[register] for register in args], self._execution)
+            for register, value in zip(outputs, values, strict=True):
+                registers[register] = value
+
+        return step
 
     def _write(self, action: Write) -> Step:
         registers = self._registers
@@ -280,7 +326,10 @@ class Loop:
         if isinstance(error, _core.PoolFull):
             error = shared_memory_error(error, self._plan, names)
         elif isinstance(error, SerializationError):
-            error = SerializationError(f"{names} of graph {self._plan.name!r}: {error}", **{**error.attributes, "channel": names})
+            text = f"{names} of graph {self._plan.name!r}: {error}"
+            if error.type_name == "coroutine":
+                text += ". Only what an 'async def' method returns is awaited: declare the method 'async def', or return a value"
+            error = SerializationError(text, **{**error.attributes, "channel": names})
         return Failure.capture(error, f"{self._actor.process.label} sending {names}", self._execution)
 
     def _release(self, action: Release) -> Step:

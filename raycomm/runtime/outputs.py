@@ -48,7 +48,7 @@ class OutputQueue:
         if timeout is None:
             timeout = graph.options.get_timeout
         if graph._torn_down:
-            graph.reports.check_open(torn_down=True)
+            graph.check_open()
         first = _FIRST_S if timeout is None else first_of(timeout)
         late = False
         try:  # one native call, without preparing for what comes if it takes long
@@ -65,7 +65,7 @@ class OutputQueue:
         """Take the value for `ref` if it is there; False if not yet. Other errors are raised."""
         graph = ref._graph
         if graph._torn_down:
-            graph.reports.check_open(torn_down=True)
+            graph.check_open()
         try:
             self.reader.fetch(ref, self._results, self._unwanted, ref._index, graph.options.max_buffered_results, 0.0)
         except _core.TimedOut:

@@ -114,7 +114,7 @@ class Reports:
             actor_id=self._actor_ids.get(process),
             pid=pid,
             node=node,
-            execution=execution if execution is not None else at if node is not None else None,
+            execution=at if execution is None else execution,
         )
 
 

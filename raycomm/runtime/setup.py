@@ -1,14 +1,12 @@
 """Runs in an actor: one call that makes its memory, and the thread that then loops.
 
 The thread is the loop's own, not a pending Ray call: an actor has one thread for `_ray_system` calls, shared with Ray Direct
-Transport, so a second graph's loop would wait for the first to end. It inherits the context variables of the thread the
+Transport, so a second graph's loop would wait for the first to end. `thread_state` says what it inherits of the thread that the
 constructor ran on.
 """
 
 from __future__ import annotations
 
-import contextvars
-import inspect
 import logging
 import socket
 import threading
@@ -20,10 +18,15 @@ from ray.exceptions import AsyncioActorExit
 from raycomm import __version__, _core
 from raycomm.channel import Address, ShmArena, ShmReader
 from raycomm.errors import SerializationError
+from raycomm.options import LoopThread
 from raycomm.plan import Compute
-from raycomm.runtime import lending
+from raycomm.runtime import actor_thread, coroutines, lending
+from raycomm.runtime.actor_thread import Claim, Parked
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
+from raycomm.runtime.fault_points import FaultPoints
 from raycomm.runtime.loop import Loop
+from raycomm.runtime.thread_state import ThreadState
+from raycomm.testing.faults import Point
 
 logger = logging.getLogger("raycomm")
 
@@ -33,6 +36,8 @@ _LOOK_EVERY_S = 0.2
 def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
     """Make this actor's arena and start its loop thread, which waits for the other addresses before it does anything.
 
+    With ``loop_thread="actor"`` the arena is parked until `lend_thread` comes.
+
     Args:
         instance: the actor's object.
         blueprint: from the driver.
@@ -41,6 +46,8 @@ def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
         The address, or the reason why this actor cannot take part; then nothing was started.
     """
     node = f"{ray.get_runtime_context().get_node_id()} ({socket.gethostname()})"
+    faults = FaultPoints(blueprint.faults)
+    faults.reach(Point.SETUP_BEGIN)
     problem = _cannot_take_part(instance, blueprint, node)
     if problem is not None:
         return Prepared(blueprint.process, node, None, problem)
@@ -52,15 +59,18 @@ def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
         arena.attach(blueprint.driver)
     except OSError as error:
         return Prepared(blueprint.process, node, None, str(error))
+    # Ray repeats a call that an actor did not survive, if the user lets it: this may be long after.
     if arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
         return Prepared(blueprint.process, node, None, "the driver has given up")
-    context = contextvars.copy_context()
-    # A daemon: at interpreter exit nobody waits for a user's method. `_core` sees to it that a parked thread stays parked then.
+    faults.reach(Point.SETUP_ARENA)
+    member = Member(instance, blueprint, arena, faults)
     arena.core.set_loop_state(_core.LOOP_RUNNING, DRIVER)
-    thread = threading.Thread(
-        target=context.run, args=(_serve, instance, blueprint, arena), name=f"raycomm:{plan.name}", daemon=True
-    )
-    thread.start()
+    # A daemon: at interpreter exit nobody waits for a user's method. `_core` sees to it that a parked thread stays parked then.
+    if options.loop_thread is LoopThread.ACTOR:
+        Parked(blueprint.driver.nonce, arena, member.serve, member.give_up).start()
+    else:
+        state = ThreadState()
+        threading.Thread(target=state.run, args=(member.serve,), name=f"raycomm:{plan.name}", daemon=True).start()
     return Prepared(blueprint.process, node, arena.address)
 
 
@@ -78,58 +88,111 @@ def _cannot_take_part(instance: Any, blueprint: Blueprint, node: str) -> str | N
             "available in this version, "
             f"place all actors on the driver's node"
         )
+    if blueprint.options.loop_thread is LoopThread.ACTOR:
+        problem = actor_thread.problem(blueprint.driver.nonce)
+        if problem is not None:
+            return problem
     for action in blueprint.plan.actors[blueprint.process - 1].actions:
         if not isinstance(action, Compute):
             continue
         method = getattr(instance, action.method, None)
         if not callable(method):
             return f"its object has no method {action.method!r}"
-        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            return f"method {action.method!r} is asynchronous; only plain methods can be nodes in this version, wrap it in one"
+        problem = coroutines.problem_of(method)
+        if problem is not None:
+            label = blueprint.plan.processes[blueprint.process].label
+            return f"node {label}.{action.method}#{action.node} {problem}"
     return None
 
 
-def _announced(control: ShmReader, arena: ShmArena) -> Any:
-    """The driver's list of addresses. It may have given up before it knew of this arena, which it then cannot close."""
-    while True:
+class Member:
+    """This actor's part in one graph, from its set-up call to the end of its loop.
+
+    Args:
+        instance: the actor's object.
+        blueprint: from the driver.
+        arena: this process's memory in the graph.
+        faults: what is to go wrong, for tests.
+
+    Raises:
+        OSError: the thread cannot be claimed.
+    """
+
+    def __init__(self, instance: Any, blueprint: Blueprint, arena: ShmArena, faults: FaultPoints) -> None:
+        self._instance = instance
+        self._blueprint = blueprint
+        self._arena = arena
+        self._faults = faults
+        actors_thread = blueprint.options.loop_thread is LoopThread.ACTOR
+        self._claim = Claim(blueprint.plan.name, blueprint.driver.nonce) if actors_thread else None
+
+    def serve(self) -> None:
+        """The whole life of the loop: learn the addresses, attach, say so, loop until the graph is closed, leave.
+
+        Raises:
+            SystemExit: a method raised it. On a thread of our own that ends only the thread; on the actor's, Ray ends the actor.
+        """
+        arena = self._arena
+        plan, process = self._blueprint.plan, self._blueprint.process
+        label = plan.processes[process].label
         try:
-            return control.read(_LOOK_EVERY_S)
-        except _core.TimedOut:
-            if arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
-                raise _core.Closed(_core.CLOSED_FAILED, DRIVER) from None
+            self._loop()
+        except _core.Closed:
+            # Closing travels on to neighbours whom the one that closed first may not have reached.
+            arena.close(*arena.closed)
+        except (SystemExit, AsyncioActorExit) as error:
+            # sys.exit or exit_actor in a method: the actor is going away, and so is what depends on it. No warning: it was asked
+            # for, and whoever waits for a result is told.
+            logger.info("graph %r: a method of %s left with %r; the graph is closed", plan.name, label, error)
+            arena.close(_core.CLOSED_FAILED, process)
+            if isinstance(error, SystemExit):
+                raise
+            # On this thread that alone ends nothing; Ray ends the actor when it runs this call, after those already queued.
+            ray.get_runtime_context().current_actor.__ray_terminate__.remote()
+        except BaseException:
+            logger.exception("graph %r: the loop of %s failed; the graph is closed", plan.name, label)
+            arena.close(_core.CLOSED_FAILED, process)
+        finally:
+            self._leave()
 
+    def give_up(self) -> None:
+        """Instead of `serve`: the driver has gone before the loop began."""
+        self._arena.close(_core.CLOSED_FAILED, DRIVER)
+        self._leave()
 
-def _serve(instance: Any, blueprint: Blueprint, arena: ShmArena) -> None:
-    """The loop thread: learn the addresses, attach, say so, loop until the graph is closed."""
-    plan, process = blueprint.plan, blueprint.process
-    try:
+    def _loop(self) -> None:
+        arena, blueprint = self._arena, self._blueprint
+        plan, process = blueprint.plan, blueprint.process
         control = arena.reader(DRIVER, address_channel(plan), process - 1, drain=False)
-        addresses = {row[0]: Address(*row) for row in _announced(control, arena)}
+        addresses = {row[0]: Address(*row) for row in self._announced(control)}
         arena.join(DRIVER)
         lending.enter(arena, plan)
         report = arena.writer([report_channel(plan, process)])
         try:
             for peer in sorted(peers_of(plan, process)):
                 arena.attach(addresses[peer])
-            loop = Loop(instance, plan, process, blueprint.constants, arena, blueprint.options)
+            loop = Loop(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults)
         except (OSError, SerializationError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return
+        self._faults.reach(Point.SETUP_READY)
         report.write(READY)
         loop.run()
-    except _core.Closed:
-        # Closing travels on to neighbours whom the one that closed first may not have reached.
-        arena.close(*arena.closed)
-    except (SystemExit, AsyncioActorExit) as error:
-        # sys.exit or exit_actor in a method: the actor is going away, and so is what depends on it. No warning: it was asked
-        # for, and whoever waits for a result is told.
-        logger.info("graph %r: a method of %s left with %r; the graph is closed", plan.name, plan.processes[process].label, error)
-        arena.close(_core.CLOSED_FAILED, process)
-        if isinstance(error, AsyncioActorExit):
-            # On this thread that alone ends nothing; Ray ends the actor when it runs this call, after those already queued.
-            ray.get_runtime_context().current_actor.__ray_terminate__.remote()
-    except BaseException:
-        logger.exception("graph %r: the loop of %s failed; the graph is closed", plan.name, plan.processes[process].label)
-        arena.close(_core.CLOSED_FAILED, process)
-    finally:
-        arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)
+
+    def _announced(self, control: ShmReader) -> Any:
+        """The driver's list of addresses. It may have given up before it knew of this arena, which it then cannot close."""
+        while True:
+            try:
+                return control.read(_LOOK_EVERY_S)
+            except _core.TimedOut:
+                if self._arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
+                    raise _core.Closed(_core.CLOSED_FAILED, DRIVER) from None
+
+    def _leave(self) -> None:
+        try:
+            self._faults.reach(Point.LEAVING)
+        finally:
+            # The claim first: whoever sees that the loop has left may compile the next graph at once.
+            if self._claim is not None:
+                self._claim.release()
+            self._arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)

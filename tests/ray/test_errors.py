@@ -356,14 +356,11 @@ def test_only_methods_of_actors_are_bound(cluster: None, what: Any) -> None:
         bind(what, InputNode())
 
 
-@pytest.mark.parametrize("method", ["method", "stream"])
-def test_asynchronous_methods_are_refused(workers: list[Any], method: str) -> None:
+def test_asynchronous_generators_are_refused(workers: list[Any]) -> None:
     actor = ray.remote(num_cpus=0)(Asynchronous).remote()
     with RayInputNode() as x:
-        handle = getattr(actor, method)
-        handle = handle.options(num_returns=1) if method == "stream" else handle
-        out = bind(workers[0].echo, bind(handle, x))
-    with pytest.raises(CompileError, match=f"'{method}' is asynchronous; only plain methods can be nodes") as caught:
+        out = bind(workers[0].echo, bind(actor.stream.options(num_returns=1), x))
+    with pytest.raises(CompileError, match=r"node Asynchronous\.stream#0 is an asynchronous generator") as caught:
         raycomm.compile(out)
     assert "Asynchronous" in str(caught.value)
     # The other actor had been set up, and is free.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raycomm.graph import CallNode, Const, Graph, InputValue, Operand
-from raycomm.plan import Compute, FromInput, Plan, Read, Register, Release, Write, project, split_arguments
+from raycomm.plan import Collective, Compute, FromInput, Plan, Read, Register, Release, Write, project, split_arguments
 
 Arguments = tuple[Sequence[object], Mapping[str, object]]
 
@@ -16,6 +16,11 @@ Arguments = tuple[Sequence[object], Mapping[str, object]]
 def symbolic(node: int, element: int, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """What element `element` of call `node` is: a term that shows everything it was made from."""
     return (node, element, tuple(args), tuple(sorted(kwargs.items())))
+
+
+def exchanged(kind: str, op: str | None, root: int | None, rank: int, element: int, given: Sequence[Sequence[object]]) -> object:
+    """What a collective gives to a rank, from what each rank gives."""
+    return (str(kind), op and str(op), root, rank, element, tuple(map(tuple, given)))
 
 
 def evaluate(graph: Graph, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
@@ -30,6 +35,13 @@ def evaluate(graph: Graph, args: Sequence[object], kwargs: Mapping[str, object])
         return made[operand.node, operand.element]
 
     def call(node: CallNode) -> None:
+        if node.collective is not None:
+            whole = graph.collectives[node.collective]
+            ranks = [[value(operand) for operand in graph.nodes[member].args] for member in whole.ranks]
+            rank = whole.ranks.index(node.id)
+            for element in range(node.num_returns):
+                made[node.id, element] = exchanged(whole.kind, whole.op, whole.root, rank, element, ranks)
+            return
         given = [value(operand) for operand in node.args]
         named = {name: value(operand) for name, operand in node.kwargs}
         for element in range(node.num_returns):
@@ -84,6 +96,8 @@ class _Actor:
         self._publish = publish
         self._left = executions
         self._next = 0
+        self._half = 0  # how far the collective it stands at has come
+        self._taken: list[Any] = []
         self._registers: dict[int, object] = {}
 
     def finished(self) -> bool:
@@ -91,10 +105,38 @@ class _Actor:
 
     def can_step(self) -> bool:
         action = self._plan.actions[self._next]
+        if isinstance(action, Collective) and self._half % 2:  # never past its phases: the last half is even
+            return all(self._queues[channel, self._process] for channel in self._others(action))
         return not isinstance(action, Read) or bool(self._queues[action.channel, self._process])
 
+    def _others(self, action: Collective) -> list[int]:
+        phase = (action.parts, action.slices)[self._half // 2]
+        return [channel for rank, channel in enumerate(phase) if rank != action.rank]
+
+    def _exchange(self, action: Collective) -> bool:
+        """One half of one phase: publish, or read what all others have published. True at the end."""
+        given = [self._registers[register] for register in action.args]
+        phases = [phase for phase in (action.parts, action.slices) if phase]
+        if self._half == 2 * len(phases):
+            ranks = self._taken or [given]
+            for element, register in enumerate(action.outputs):
+                self._registers[register] = exchanged(action.kind, action.op, action.root, action.rank, element, ranks)
+            self._half, self._taken = 0, []
+            return True
+        if self._half % 2 == 0:
+            self._publish(phases[self._half // 2][action.rank], given)
+        else:
+            ranks = [self._queues[channel, self._process].popleft() for channel in self._others(action)]
+            ranks.insert(action.rank, given)
+            self._taken = ranks
+        self._half += 1
+        return False
+
     def step(self) -> None:
-        match self._plan.actions[self._next]:
+        action = self._plan.actions[self._next]
+        if isinstance(action, Collective) and not self._exchange(action):
+            return
+        match action:
             case Read(channel, register):
                 self._registers[register] = self._queues[channel, self._process].popleft()
             case Compute(node, _, args, kwargs, outputs):

@@ -29,6 +29,12 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "execution": 3,
     },
     "ExecutionCancelledError": {"execution": 3},
+    "CollectiveError": {
+        "graph": "g",
+        "collective": "allreduce SUM #2",
+        "execution": 3,
+        "tensors": ("rank 0 (W1): torch", "rank 1"),
+    },
     "CapacityExceededError": {"graph": "g", "limit": 5, "count": 5},
     "SerializationError": {"path": "value['a'][3]", "type_name": "lock", "channel": "c"},
     "SharedMemoryError": {"graph": "g", "wanted_bytes": 1, "free_bytes": 2, "limit_bytes": 3, "holders": "W1 1 MiB"},

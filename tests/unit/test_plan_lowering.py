@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raycomm.graph import Graph, InputNode, MultiOutputNode, bind, build
+from raycomm.graph import (
+    Graph,
+    InputNode,
+    MultiOutputNode,
+    ReduceOp,
+    allgather,
+    allreduce,
+    bind,
+    broadcast,
+    build,
+    reducescatter,
+)
 from raycomm.plan import (
     Compute,
     Read,
@@ -162,6 +173,85 @@ actor 2 registers 3
 """
 
 
+COLLECTIVE = """\
+plan "collectives"
+signature whole
+process 0 "driver"
+process 1 "W1"
+process 2 "W2"
+process 3 "W3"
+process 4 "W4"
+channel 0 "input" 0 -> 1, 2, 3, 4 slots 64
+channel 1 "W1.reducescatter#12" 1 -> 0 inline_bytes 4096 slots 2 share_tensors yes
+channel 2 "W2.broadcast#13" 2 -> 0
+channel 3 "W4.broadcast#14" 4 -> 0 allow_pickle no
+channel 4 "W1.join#15" 1 -> 0
+channel 5 "part of W1.allreduce#4" 1 -> 2, 3, 4
+channel 6 "part of W2.allreduce#5" 2 -> 1, 3, 4
+channel 7 "part of W3.allreduce#6" 3 -> 1, 2, 4
+channel 8 "part of W4.allreduce#7" 4 -> 1, 2, 3
+channel 9 "slice of W1.allreduce#4" 1 -> 2, 3, 4
+channel 10 "slice of W2.allreduce#5" 2 -> 1, 3, 4
+channel 11 "slice of W3.allreduce#6" 3 -> 1, 2, 4
+channel 12 "slice of W4.allreduce#7" 4 -> 1, 2, 3
+channel 13 "part of W1.allgather#8" 1 -> 2, 3, 4
+channel 14 "part of W2.allgather#9" 2 -> 1, 3, 4
+channel 15 "part of W3.allgather#10" 3 -> 1, 2, 4
+channel 16 "part of W4.allgather#11" 4 -> 1, 2, 3
+channel 17 "part of W2.broadcast#13" 2 -> 4
+channel 18 "part of W4.broadcast#14" 4 -> 2
+input whole -> channel 0
+output channel 4
+output channel 1
+output channel 2
+output channel 3
+returns list
+actor 1 registers 4
+  r0 = read 0
+  r1, r2 = 0:split(r0)
+  release r0
+  r0, r3 = collective 4 allreduce avg rank 0 from r1, r2 parts 5, 6, 7, 8 slices 9, 10, 11, 12
+  release r1, r2
+  r1 = collective 8 allgather rank 0 from r0 parts 13, 14, 15, 16
+  r2 = collective 12 reducescatter sum rank 0 from r1
+  write 1 from r2
+  release r1, r2
+  r1 = 15:join(r0, r3)
+  write 4 from r1
+  release r0, r1, r3
+actor 2 registers 4
+  r0 = read 0
+  r1, r2 = 1:split(r0)
+  release r0
+  r0, r3 = collective 5 allreduce avg rank 1 from r1, r2 parts 5, 6, 7, 8 slices 9, 10, 11, 12
+  release r1, r2, r3
+  r1 = collective 9 allgather rank 1 from r0 parts 13, 14, 15, 16
+  release r0
+  r0 = collective 13 broadcast root 1 rank 0 from r1 parts 17, 18
+  write 2 from r0
+  release r0, r1
+actor 3 registers 4
+  r0 = read 0
+  r1, r2 = 2:split(r0)
+  release r0
+  r0, r3 = collective 6 allreduce avg rank 2 from r1, r2 parts 5, 6, 7, 8 slices 9, 10, 11, 12
+  release r1, r2, r3
+  r1 = collective 10 allgather rank 2 from r0 parts 13, 14, 15, 16
+  release r0, r1
+actor 4 registers 4
+  r0 = read 0
+  r1, r2 = 3:split(r0)
+  release r0
+  r0, r3 = collective 7 allreduce avg rank 3 from r1, r2 parts 5, 6, 7, 8 slices 9, 10, 11, 12
+  release r1, r2
+  r1 = collective 11 allgather rank 3 from r0 parts 13, 14, 15, 16
+  release r0, r1
+  r0 = collective 14 broadcast root 1 rank 1 from r3 parts 17, 18
+  write 3 from r0
+  release r0, r3
+"""
+
+
 def chain() -> Graph:
     w1, w2 = actor("W1"), actor("W2")
     return build(bind(w2.forward, bind(w1.forward, InputNode())))
@@ -190,11 +280,25 @@ def two_returns() -> Graph:
     return build(MultiOutputNode([bind(w2.join, second, first), first, third]))
 
 
+def collectives() -> Graph:
+    """Several tensors per actor, slices among many actors, results used in part, a collective of one actor, channel options."""
+    workers = [actor(f"W{index}") for index in range(1, 5)]
+    inp = InputNode().with_channel_options(slots=64)
+    pairs = [bind(w.split, inp) for w in workers]
+    means = allreduce([[first for first, _ in pairs], [second for _, second in pairs]], ReduceOp.AVG)
+    gathered = allgather([mean[0] for mean in means])
+    alone = reducescatter(gathered[:1])[0].with_channel_options(inline_bytes=4096, slots=2, share_tensors=True)
+    roots = broadcast([gathered[1], means[3][1]], root=1)
+    roots[1].with_channel_options(allow_pickle=False)
+    return build(MultiOutputNode([bind(workers[0].join, *means[0]), alone, *roots]))
+
+
 GOLDEN = [
     ("chain", chain, CHAIN),
     ("diamond", diamond, DIAMOND),
     ("fan out", fan_out, FAN_OUT),
     ("two returns", two_returns, TWO_RETURNS),
+    ("collectives", collectives, COLLECTIVE),
 ]
 
 
@@ -207,8 +311,17 @@ def test_golden_text(name: str, make: Callable[[], Graph], text: str) -> None:
     verify(plan)
 
 
+COLLECTIVES: list[Callable[[list[Any]], list[Any]]] = [
+    allreduce,
+    allgather,
+    lambda nodes: reducescatter(nodes, "max"),
+    lambda nodes: broadcast(nodes, root=len(nodes) - 1),
+]
+
+
 def random_graph(rng: random.Random, actors: int, calls: int, whole: bool) -> Graph:
-    """A graph of `calls` calls in which every call is used, with constants, keywords, several returns and repeated arguments."""
+    """A graph of `calls` calls in which every call is used, with constants, keywords, several returns repeated arguments, and
+    collectives."""
     workers = [actor("W", f"{index:06x}") for index in range(actors)]
     inp = InputNode()
     sources: list[Any] = [inp] if whole else [inp[0], inp[2], inp.alpha, inp["b c"]]
@@ -224,10 +337,19 @@ def random_graph(rng: random.Random, actors: int, calls: int, whole: bool) -> Gr
         returns = rng.choice([1, 1, 1, 2, 3])
         made = bind(rng.choice(workers).join.options(num_returns=returns), *args, **kwargs)
         for argument in (*args, *kwargs.values()):
-            unused.pop(id(getattr(argument, "call", argument)), None)
+            unused.pop(id(getattr(argument, "collective", getattr(argument, "call", argument))), None)
         elements = made if isinstance(made, tuple) else (made,)
         unused[id(getattr(elements[0], "call", elements[0]))] = rng.choice(elements)
         values.extend(elements)
+        if rng.random() < 0.2:
+            made_here = {node.made_by.key: node for node in values if node.made_by is not None}
+            members = rng.sample(list(made_here.values()), rng.randint(1, len(made_here)))
+            for node in members:
+                unused.pop(id(getattr(node, "collective", getattr(node, "call", node))), None)
+            results = rng.choice(COLLECTIVES)(members)
+            chosen = rng.choice(results)
+            unused[id(chosen.collective)] = chosen
+            values.append(chosen)
     outputs = list(unused.values()) + rng.sample(values, k=min(2, len(values)))
     rng.shuffle(outputs)
     return build(MultiOutputNode(outputs))
@@ -260,7 +382,7 @@ def test_every_channel_is_read_once_right_before_its_first_use(seed: int, actors
         for index, action in enumerate(entry.actions):
             if isinstance(action, Read):
                 user = next(later for later in entry.actions[index:] if not isinstance(later, Read))
-                assert isinstance(user, Compute)
+                assert isinstance(user, Compute)  # a collective uses only what its actor has made
                 arguments = (*user.args, *(argument for _, argument in user.kwargs))
                 assert Register(action.register) in arguments
 

@@ -7,10 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raycomm.errors import CompileError
-from raycomm.graph import Key, Position, Whole
+from raycomm.graph import CollectiveKind, Key, Position, ReduceOp, Whole
 from raycomm.plan import (
     ActorPlan,
     Channel,
+    Collective,
     Compute,
     Constant,
     FromChannel,
@@ -58,6 +59,9 @@ names = st.one_of(
 numbers = st.integers(0, 10**6)
 some_numbers = st.lists(numbers, min_size=1, max_size=4).map(tuple)
 projections = st.one_of(st.just(Whole()), st.builds(Position, numbers), st.builds(Key, names))
+flags = st.one_of(st.none(), st.booleans())
+perhaps = st.one_of(st.none(), numbers)
+channels = st.builds(Channel, numbers, names, numbers, some_numbers, perhaps, perhaps, flags, flags)
 arguments = st.one_of(st.builds(Register, numbers), st.builds(Constant, numbers))
 
 
@@ -79,6 +83,18 @@ actions = st.one_of(
     ),
     writes(),
     st.builds(Release, some_numbers),
+    st.builds(
+        Collective,
+        numbers,
+        st.sampled_from(CollectiveKind),
+        st.one_of(st.none(), st.sampled_from(ReduceOp)),
+        st.one_of(st.none(), numbers),
+        numbers,
+        some_numbers,
+        some_numbers,
+        st.one_of(st.just(()), some_numbers),
+        st.one_of(st.just(()), some_numbers),
+    ),
 )
 
 
@@ -91,7 +107,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(
         name=draw(names),
         processes=processes,
-        channels=tuple(draw(st.lists(st.builds(Channel, numbers, names, numbers, some_numbers), max_size=4))),
+        channels=tuple(draw(st.lists(channels, max_size=4))),
         actors=actors,
         inputs=tuple(draw(st.lists(st.builds(Input, numbers, projections), max_size=3))),
         outputs=tuple(draw(st.lists(st.one_of(st.builds(FromChannel, numbers), st.builds(FromInput, projections)), max_size=3))),
@@ -159,12 +175,19 @@ def test_layout_does_not_matter() -> None:
         (3, 'process 0 "driver" 7', "surplus '7'"),
         (5, 'channel 0 "input" 0 1', "expected '->'"),
         (5, 'channel 0 "input" 0 ->', "expected a number"),
+        (5, 'channel 0 "input" 0 -> 1 slots', "expected a number"),
+        (5, 'channel 0 "input" 0 -> 1 slots 2 inline_bytes 64', "surplus 'inline_bytes'"),
+        (5, 'channel 0 "input" 0 -> 1 allow_pickle maybe', "expected 'no'"),
         (7, "input half -> channel 0", "unknown part of the input 'half'"),
         (8, "output 1", "expected 'channel'"),
         (9, "returns two", "expected 'list'"),
         (9, "r0 = read 0", "an action outside an actor"),
         (11, "  r0, r1 = read 0", "read fills one register"),
         (11, "  r0 = 5", "expected ':'"),
+        (12, "  r1 = collective 0 allmix rank 0 from r0", "unknown collective 'allmix'"),
+        (12, "  r1 = collective 0 allreduce mean rank 0 from r0", "expected 'rank'"),
+        (12, "  r1 = collective 0 allreduce sum rank 0 from c0", "expected r and a number"),
+        (12, "  r1 = collective 0 allreduce sum rank 0 from r0 parts", "expected a number"),
         (12, "  r1 = 0:f(k=r0, c0)", "a positional argument after a keyword"),
         (12, "  r1 = 0:f(r0 c0)", "expected ','"),
         (12, "  r1 = 0:f(r0", "expected ','"),

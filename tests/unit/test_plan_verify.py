@@ -141,6 +141,117 @@ def test_verify_refuses(breaks: Callable[[Plan], Plan], message: str) -> None:
     assert not isinstance(error, DeadlockError)
 
 
+SUMMED = """\
+plan "summed"
+signature whole
+process 0 "driver"
+process 1 "A"
+process 2 "B"
+channel 0 "input" 0 -> 1, 2
+channel 1 "A.allreduce#2" 1 -> 0
+channel 2 "part of A.allreduce#2" 1 -> 2
+channel 3 "part of B.allreduce#3" 2 -> 1
+channel 4 "slice of A.allreduce#2" 1 -> 2
+channel 5 "slice of B.allreduce#3" 2 -> 1
+input whole -> channel 0
+output channel 1
+returns one
+actor 1 registers 2
+  r0 = read 0
+  r1 = 0:f(r0)
+  release r0
+  r0 = collective 2 allreduce sum rank 0 from r1 parts 2, 3 slices 4, 5
+  write 1 from r0
+  release r0, r1
+actor 2 registers 2
+  r0 = read 0
+  r1 = 1:f(r0)
+  release r0
+  r0 = collective 3 allreduce sum rank 1 from r1 parts 2, 3 slices 4, 5
+  release r0, r1
+"""
+
+MISMATCHED = [
+    ("rank 1 from r1", "rank 0 from r1", "its ranks are not those of 2 actors"),
+    ("rank 1 from r1", "rank 2 from r1", "rank 2 is outside its 2 actors"),
+    ("collective 3 allreduce sum", "collective 3 allreduce max", "it differs from A: r0 = collective 2"),
+    ("collective 3 allreduce sum rank 1", "collective 3 broadcast root 0 rank 1", "it differs from A"),
+    ("collective 3 allreduce sum", "collective 3 allreduce", "allreduce needs an operation"),
+    ("collective 3 allreduce sum", "collective 3 allgather sum", "allgather has no operation"),
+    ("collective 3 allreduce sum rank", "collective 3 broadcast rank", "has a root among its actors"),
+    ("collective 3 allreduce sum rank", "collective 3 broadcast root 2 rank", "has a root among its actors"),
+    (
+        "r0 = collective 3 allreduce sum rank 1 from r1 ",
+        "r0 = collective 3 allreduce sum rank 1 from r1, r1 ",
+        "one tensor for each",
+    ),
+    ("rank 1 from r1 parts 2, 3 slices 4, 5", "rank 1 from r1 parts 2, 3 slices 4", "one channel for each of several"),
+    ("rank 1 from r1 parts 2, 3 slices 4, 5", "rank 1 from r1 parts 2, 3", "it differs from A"),
+    ("rank 1 from r1 parts 2, 3 slices 4, 5", "rank 0 from r1 parts 2", "one channel for each of several"),
+    ("parts 2, 3 slices 4, 5\n  release", "parts 3, 2 slices 4, 5\n  release", "ranks are not those of 2 actors"),
+    ('channel 3 "part of B.allreduce#3" 2 -> 1', 'channel 3 "part of B.allreduce#3" 1 -> 2', "instead of once by 1"),
+    ("collective 3 ", "collective 1 ", "call 1 stands in the plan twice"),
+    ("rank 1 from r1", "rank 1 from r0", "used while empty"),
+]
+
+
+@pytest.mark.parametrize(("text", "instead", "message"), MISMATCHED)
+def test_verify_refuses_collectives_that_do_not_fit(text: str, instead: str, message: str) -> None:
+    verify(parse_plan(SUMMED))
+    assert text in SUMMED
+    with pytest.raises(CompileError, match=message) as caught:
+        verify(parse_plan(SUMMED.replace(text, instead)))
+    assert caught.value.node is not None
+    assert caught.value.node in str(caught.value)
+
+
+OPPOSITE = """\
+plan "opposite"
+signature whole
+process 0 "driver"
+process 1 "A"
+process 2 "B"
+channel 0 "input" 0 -> 1, 2
+channel 1 "A.allreduce#2" 1 -> 0
+channel 2 "part of A" 1 -> 2
+channel 3 "part of B" 2 -> 1
+channel 4 "other part of A" 1 -> 2
+channel 5 "other part of B" 2 -> 1
+input whole -> channel 0
+output channel 1
+returns one
+actor 1 registers 2
+  r0 = read 0
+  r1 = 0:f(r0)
+  release r0
+  r0 = collective 2 allreduce sum rank 0 from r1 parts 2, 3
+  write 1 from r0
+  release r0
+  r0 = collective 4 allgather rank 0 from r1 parts 4, 5
+  release r0, r1
+actor 2 registers 2
+  r0 = read 0
+  r1 = 1:f(r0)
+  release r0
+  r0 = collective 5 allgather rank 1 from r1 parts 4, 5
+  release r0
+  r0 = collective 3 allreduce sum rank 1 from r1 parts 2, 3
+  release r0, r1
+"""
+
+
+def test_collectives_in_opposite_orders_are_a_deadlock() -> None:
+    with pytest.raises(DeadlockError, match="plan 'opposite': each of these waits") as caught:
+        verify(parse_plan(OPPOSITE))
+    cycle = caught.value.cycle
+    assert {step.split(" rank")[0] for step in cycle if "collective" in step} == {
+        "A: r0 = collective 2 allreduce sum",
+        "A: r0 = collective 4 allgather",
+        "B: r0 = collective 5 allgather",
+        "B: r0 = collective 3 allreduce sum",
+    }
+
+
 CROSSED = """\
 plan "crossed"
 signature whole

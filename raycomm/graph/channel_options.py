@@ -1,0 +1,57 @@
+"""Settings of one edge: those of the channel that carries a node's value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from raycomm.errors import CompileError
+
+# The attribute of another family's node that holds its options.
+FOREIGN_OPTIONS = "_raycomm_channel_options"
+
+MIN_INLINE = 64
+MAX_INLINE = 1 << 20
+MAX_SLOTS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOptions:
+    """What `with_channel_options` recorded; None leaves a setting to the graph. See `raycomm.with_channel_options`."""
+
+    inline_bytes: int | None = None
+    slots: int | None = None
+    share_tensors: bool | None = None
+    allow_pickle: bool | None = None
+
+    @classmethod
+    def checked(cls, node: str, **given: Any) -> Self:
+        """The options as given for `node`.
+
+        Raises:
+            CompileError: a value outside its range; names the node and the option.
+        """
+        for name, value in given.items():
+            wanted = _wanted(name, value)
+            if value is not None and wanted is not None:
+                raise CompileError(
+                    f"channel option {name}={value!r:.80} of node {node}: {wanted}", node=node, argument=name, remedy=wanted
+                )
+        return cls(**given)
+
+    def over(self, other: ChannelOptions | None) -> ChannelOptions:
+        """These options, and those of `other` where these say nothing."""
+        if other is None:
+            return self
+        pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return ChannelOptions(**{name: theirs if mine is None else mine for name, mine, theirs in pairs})
+
+
+def _wanted(name: str, value: object) -> str | None:
+    """What to give instead of a bad value; None where it is good."""
+    if name in ("share_tensors", "allow_pickle"):
+        return None if isinstance(value, bool) else "give True or False"
+    number = value if isinstance(value, int) and not isinstance(value, bool) else -1
+    if name == "inline_bytes":
+        return None if MIN_INLINE <= number <= MAX_INLINE else f"give an integer from {MIN_INLINE} to {MAX_INLINE}"
+    return None if 1 <= number <= MAX_SLOTS and number.bit_count() == 1 else f"give a power of two from 1 to {MAX_SLOTS}"

@@ -1,0 +1,48 @@
+"""`with_channel_options`: settings of one edge, on nodes of raycomm and of `ray.dag`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raycomm.errors import CompileError
+from raycomm.graph.channel_options import FOREIGN_OPTIONS, ChannelOptions
+from raycomm.graph.nodes import ValueNode, is_own
+
+
+def with_channel_options(
+    node: Any,
+    *,
+    inline_bytes: int | None = None,
+    slots: int | None = None,
+    share_tensors: bool | None = None,
+    allow_pickle: bool | None = None,
+) -> Any:
+    """Set how the value of `node` travels, in place of the graph's options; returns the node itself.
+
+    The settings belong to the channel that carries the value from its actor, or the driver, to all its readers in other
+    processes; each element of several returns has its own. Where no other process reads the value there is no channel, and they
+    do nothing. What is set for the whole input holds for its parts, where these say nothing. None leaves what was set before.
+
+    Args:
+        node: a node that stands for a value, from raycomm or from `ray.dag`.
+        inline_bytes: 64 to 1 MiB; a message up to this size travels in its slot, a larger one in a block of memory.
+        slots: a power of two, 1 to 32768: how many messages the writer may run ahead of the slowest reader. Where the driver
+            writes, at least `max_inflight`, because `execute` does not wait for readers. Takes `slots` times `inline_bytes`.
+        share_tensors: several processes see one copy of a large tensor; promises that none of them writes to it.
+        allow_pickle: False refuses a value that would have to be pickled.
+
+    Raises:
+        CompileError: not a node of a value, or a value out of range; names the node and the option.
+    """
+    given = {"inline_bytes": inline_bytes, "slots": slots, "share_tensors": share_tensors, "allow_pickle": allow_pickle}
+    if isinstance(node, ValueNode):
+        return node.with_channel_options(**given)  # type: ignore[arg-type]
+    # Ray's nodes have this method. Their class is asked, for their input node takes any attribute for a part of itself.
+    if is_own(node) or not hasattr(type(node), "with_tensor_transport"):
+        shown = repr(node) if is_own(node) else f"a value of type {type(node).__name__}"
+        remedy = "give a node that stands for a value; for several returns, each of the nodes that bind gave"
+        raise CompileError(f"with_channel_options: {shown} has no channel; {remedy}", node=shown, argument="node", remedy=remedy)
+    attributes = vars(node)
+    options = ChannelOptions.checked(type(node).__name__, **given)
+    attributes[FOREIGN_OPTIONS] = options.over(attributes.get(FOREIGN_OPTIONS))
+    return node

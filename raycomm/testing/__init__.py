@@ -1,0 +1,13 @@
+"""For tests of programs that use graphs, and for raycomm's own: make an actor fail at a chosen point of a chosen execution.
+
+    from raycomm.testing import Fault, Kill, Point, Stall, inject
+
+    with inject(Fault(actor=worker, point=Point.BEFORE_WRITE, execution=3, action=Kill())):
+        graph = raycomm.compile(node)
+
+See `raycomm.testing.faults`.
+"""
+
+from raycomm.testing.faults import Action, Exit, ExitActor, Fault, Kill, Point, Raise, Sleep, Stall, inject
+
+__all__ = ["Action", "Exit", "ExitActor", "Fault", "Kill", "Point", "Raise", "Sleep", "Stall", "inject"]

@@ -1,0 +1,480 @@
+"""From compile to teardown: slow, stopped, dying and busy actors, signals at odd moments, graphs by the dozen."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import ray.exceptions
+
+import raycomm
+from raycomm import ActorDiedError, ChannelClosedError, ChannelTimeoutError, InputNode, MultiOutputNode, bind
+from tests.ray.row_actors import Odd
+from tests.ray.workers import PATIENCE_S, Gate, Worker, start, until, vitals
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(scope="module")
+def workers(cluster: None) -> list[Any]:
+    return start(3)
+
+
+def chain(*methods: Any) -> Any:
+    with InputNode() as x:
+        value: Any = x
+        for method in methods:
+            value = bind(method, value)
+    return value
+
+
+def loops(worker: Any) -> int:
+    return int(ray.get(worker.vitals.remote())["loops"])
+
+
+@contextmanager
+def interrupted_once(ready: Callable[[], bool]) -> Iterator[list[float]]:
+    """Sends this process SIGINT, once, as soon as `ready()`; gives the time at which it was sent."""
+    sent: list[float] = []
+
+    def strike() -> None:
+        until(ready, "ready to be interrupted")
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        thread.join(PATIENCE_S)
+
+
+# Ctrl-C.
+
+
+@pytest.mark.parametrize("blocked_in", ["get", "ray.get", "get with a limit", "execute", "execute with a limit"])
+def test_an_interrupt_ends_a_wait_and_nothing_else(workers: list[Any], gate: Gate, blocked_in: str) -> None:
+    with raycomm.compile(chain(workers[1].echo)) as other:
+        with InputNode() as x:
+            out = bind(workers[0].hold, x, gate.path)
+        with raycomm.compile(out, max_inflight=1) as graph:
+            ref = graph.execute(1)
+            calls: dict[str, Callable[[], Any]] = {
+                "get": ref.get,
+                "ray.get": lambda: ray.get(ref),
+                "get with a limit": lambda: ref.get(timeout=100),
+                "execute": lambda: graph.execute(2),
+                "execute with a limit": lambda: graph.execute(2, timeout=100),
+            }
+            with interrupted_once(gate.entered) as sent:
+                with pytest.raises(KeyboardInterrupt):
+                    calls[blocked_in]()
+                    time.sleep(5)  # the strike may come a little after what it was meant for
+                assert time.monotonic() - sent[0] < 10  # a second is promised
+            assert other.execute(5).get() == 5
+            gate.open()
+            assert ref.get(timeout=PATIENCE_S) == 1
+            assert graph.execute(3, timeout=PATIENCE_S).get() == 3
+
+
+def test_an_interrupt_during_compile_leaves_nothing(workers: list[Any], gate: Gate) -> None:
+    """One actor is up, the other busy: what had been begun is taken back, and both can be compiled again."""
+    busy = Worker.remote("busy")
+    call = busy.hold.remote(1, gate.path)
+    gate.wait_entered()
+    with interrupted_once(lambda: loops(workers[0]) == 1) as sent:
+        with pytest.raises(KeyboardInterrupt):
+            raycomm.compile(chain(workers[0].echo, busy.echo))
+            time.sleep(5)
+        assert time.monotonic() - sent[0] < 10
+    until(lambda: loops(workers[0]) == 0, "the loop that had begun leaves")
+    gate.open()
+    assert ray.get(call) == 1
+    until(lambda: loops(busy) == 0, "the loop that came late leaves")
+    with raycomm.compile(chain(workers[0].echo, busy.echo)) as graph:
+        assert graph.execute(1).get() == 1
+
+
+def test_an_interrupt_during_teardown(workers: list[Any], gate: Gate) -> None:
+    with InputNode() as x:
+        out = bind(workers[0].hold, x, gate.path)
+    graph = raycomm.compile(out)
+    graph.execute(1)
+    with interrupted_once(gate.entered) as sent:
+        with pytest.raises(KeyboardInterrupt):
+            graph.teardown(timeout=100)
+            time.sleep(5)
+        assert time.monotonic() - sent[0] < 10
+    with pytest.raises(ChannelClosedError):
+        graph.execute(2)
+    gate.open()
+    graph.teardown()
+    assert loops(workers[0]) == 0
+
+
+def test_teardown_from_a_signal_handler(workers: list[Any], gate: Gate) -> None:
+    """In the middle of a get and of an execute of the same thread."""
+    for blocked_in in ("get", "execute"):
+        with InputNode() as x:
+            out = bind(workers[0].hold, x, gate.path)
+        graph = raycomm.compile(out, max_inflight=1)
+        ref = graph.execute(1)
+        before = signal.signal(signal.SIGUSR1, lambda *_, graph=graph: graph.teardown(timeout=0))
+        striker = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGUSR1])
+        striker.start()
+        try:
+            with pytest.raises(ChannelClosedError):
+                if blocked_in == "get":
+                    ref.get(timeout=PATIENCE_S)
+                else:
+                    graph.execute(2, timeout=PATIENCE_S)
+        finally:
+            striker.join()
+            signal.signal(signal.SIGUSR1, before)
+    gate.open()
+    until(lambda: loops(workers[0]) == 0, "the loops leave")
+
+
+# Slow, stopped, busy.
+
+
+def stop(pid: int) -> None:
+    """Returns once no thread of the process runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    until(lambda: all(" T " in (t / "stat").read_text() for t in tasks.iterdir()), "all its threads stop")
+
+
+def test_a_slow_actor_is_waited_for_and_named(workers: list[Any]) -> None:
+    """Stopped by the system, like a machine that swaps: alive, and not at fault for ever."""
+    stopped = start(1)[0]
+    pid = ray.get(stopped.pid.remote())
+    with raycomm.compile(chain(workers[0].echo, stopped.echo, workers[1].echo), max_inflight=2) as graph:
+        assert graph.execute(0).get() == 0
+        stop(pid)
+        try:
+            refs = [graph.execute(value) for value in range(2)]
+            with pytest.raises(ChannelTimeoutError, match=rf"WorkerBody#\w+ \(pid {pid}, alive\)"):
+                refs[0].get(timeout=0.3)
+            with pytest.raises(ChannelTimeoutError, match=rf"pid {pid}, alive"):
+                graph.execute(2, timeout=0.3)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert [ref.get(timeout=PATIENCE_S) for ref in refs] == [0, 1]
+
+
+def test_teardown_does_not_wait_for_ever_for_a_stopped_actor(workers: list[Any]) -> None:
+    stopped = start(1)[0]
+    pid = ray.get(stopped.pid.remote())
+    graph = raycomm.compile(chain(workers[0].echo, stopped.echo))
+    stop(pid)
+    try:
+        begin = time.monotonic()
+        graph.teardown(timeout=0.3)
+        assert 0.3 <= time.monotonic() - begin < 10
+        assert loops(workers[0]) == 0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: loops(stopped) == 0, "it leaves once it runs again")
+
+
+def test_teardown_has_one_budget_for_all_actors(workers: list[Any], gate: Gate) -> None:
+    with InputNode() as x:
+        out = MultiOutputNode([bind(worker.hold, x, gate.path) for worker in workers])
+    graph = raycomm.compile(out)
+    graph.execute(1)
+    gate.wait_entered(3)
+    begin = time.monotonic()
+    graph.teardown(timeout=1)
+    assert 1 <= time.monotonic() - begin < 2
+    gate.open()
+    until(lambda: all(loops(worker) == 0 for worker in workers), "they leave")
+
+
+def test_teardown_does_not_need_the_actors_main_thread(workers: list[Any], gate: Gate) -> None:
+    """A plain call that runs for long keeps no graph from ending, nor the next from working."""
+    busy = Worker.options(max_concurrency=1).remote("busy")
+    with raycomm.compile(chain(busy.echo, workers[0].echo)) as graph:
+        call = busy.hold.remote(1, gate.path)
+        gate.wait_entered()
+        assert [graph.execute(value).get(timeout=PATIENCE_S) for value in range(5)] == list(range(5))
+        begin = time.monotonic()
+        graph.teardown()
+        assert time.monotonic() - begin < 10
+    gate.open()
+    assert ray.get(call) == 1
+
+
+def test_a_constructor_that_takes_its_time_is_waited_for(cluster: None, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    class Slow:
+        def __init__(self, path: str) -> None:
+            Gate(path).pass_through()
+
+        def echo(self, x: Any) -> Any:
+            return x
+
+    slow = ray.remote(num_cpus=0)(Slow).remote(gate.path)
+    opener = threading.Timer(0.5, gate.open)
+    opener.start()
+    with raycomm.compile(chain(slow.echo)) as graph:
+        assert graph.execute(1).get() == 1
+    opener.join()
+    ray.kill(slow)
+
+
+@pytest.mark.parametrize("how", ["raises", "exits", "killed"])
+def test_an_actor_that_ends_in_its_constructor(workers: list[Any], gate: Gate, how: str) -> None:
+    class Fails:
+        def __init__(self, how: str, path: str) -> None:
+            if how == "killed":
+                Gate(path).pass_through()
+            elif how == "exits":
+                os._exit(3)
+            else:
+                raise OSError("no model")
+
+        def echo(self, x: Any) -> Any:
+            return x
+
+    actor = ray.remote(num_cpus=0)(Fails).remote(how, gate.path)
+    if how == "killed":
+        killer = threading.Thread(target=lambda: (gate.wait_entered(), ray.kill(actor)))
+        killer.start()
+    with pytest.raises(ActorDiedError, match="Fails") as caught:
+        raycomm.compile(chain(workers[0].echo, actor.echo, workers[1].echo))
+    assert caught.value.actor_id == actor._actor_id.hex()
+    if how == "killed":
+        killer.join()
+    until(lambda: loops(workers[0]) == loops(workers[1]) == 0, "nothing is left")
+    with raycomm.compile(chain(workers[0].echo, start(1)[0].echo, workers[1].echo)) as graph:
+        assert graph.execute(1).get() == 1
+
+
+@pytest.mark.parametrize("readers", [2])
+def test_a_reader_dies_while_the_writer_fills_its_ring(workers: list[Any], gate: Gate, readers: int) -> None:
+    """The other reader does not read either; teardown comes from another thread."""
+    doomed = start(1)[0]
+    pid = ray.get(doomed.pid.remote())
+    with InputNode() as x:
+        a = bind(workers[0].echo, x)
+        outs = [bind(doomed.hold, a, gate.path), bind(workers[1].hold, a, gate.path)]
+    graph = raycomm.compile(MultiOutputNode(outs), max_inflight=3)
+    rows = [graph.execute(value) for value in range(3)]
+    gate.wait_entered(2)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDiedError, match=f"pid {pid}"):
+        while True:
+            rows.append(graph.execute(9, timeout=PATIENCE_S))
+    tearing = threading.Thread(target=graph.teardown, args=[0])
+    tearing.start()
+    tearing.join(PATIENCE_S)
+    assert not tearing.is_alive()
+    gate.open()
+    until(lambda: loops(workers[0]) == loops(workers[1]) == 0, "the survivors leave")
+    assert ray.get(workers[0].add.remote(1)) == 2
+
+
+def test_get_after_the_actor_was_killed_or_the_graph_torn_down(workers: list[Any], gate: Gate) -> None:
+    doomed = start(1)[0]
+    with InputNode() as x:
+        out = bind(workers[0].echo, bind(doomed.hold, x, gate.path))
+    graph = raycomm.compile(out)
+    refs = [graph.execute(np.arange(50_000)) for _ in range(3)]
+    gate.wait_entered()
+    ray.kill(doomed)
+    for ref in reversed(refs):
+        with pytest.raises(ActorDiedError):
+            ref.get(timeout=PATIENCE_S)
+    graph.teardown()
+    for ref in refs:
+        for limit in (None, 0, 1):
+            with pytest.raises((ChannelClosedError, ActorDiedError)):
+                ref.get(timeout=limit)
+
+
+# Many graphs.
+
+
+def test_a_variable_that_is_assigned_a_second_graph(workers: list[Any]) -> None:
+    """The first is dropped without teardown: it says so, the second works, and so do plain calls."""
+    graph = raycomm.compile(chain(workers[0].add, workers[1].add), name="one")
+    assert graph.execute(1).get() == 3
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        graph = raycomm.compile(chain(workers[0].add, workers[1].add), name="two")
+        gc.collect()
+    assert any("'one' was dropped without teardown" in str(warning.message) for warning in said)
+    assert graph.name == "two"
+    assert [graph.execute(value).get() for value in range(20)] == list(range(2, 22))
+    assert ray.get([worker.add.remote(1) for worker in workers]) == [2] * 3
+    graph.teardown()
+    until(lambda: loops(workers[0]) == 0, "both loops have left")
+
+
+def _flat(workers: list[Any], rounds: int, end: Callable[[Any], None]) -> None:
+    """Build, use and end `rounds` graphs: descriptors, threads and mappings stay as they were."""
+
+    def look() -> list[dict[str, int]]:
+        gc.collect()
+        return [vitals(), *ray.get([worker.vitals.remote() for worker in workers])]
+
+    def one(number: int) -> None:
+        with InputNode() as inp:
+            a = bind(workers[0].add, inp[0])
+            out = MultiOutputNode([bind(workers[1].pair, a, inp.k), a])
+        holder = [raycomm.compile(out, max_inflight=3)]
+        refs = [holder[0].execute(np.full(20_000, number), k=number) for _ in range(2)]
+        assert int(refs[0][1].get()[3]) == number + 1
+        del refs
+        end(holder)
+
+    for number in range(5):
+        one(number)
+    before = look()
+    for number in range(rounds):
+        one(number)
+    until(lambda: all(now["loops"] == now["maps"] == 0 for now in look()), "loops and mappings go", 20)
+    until(lambda: all(now["threads"] <= then["threads"] + 1 for now, then in zip(look(), before, strict=True)), "threads", 20)
+    assert all(now["descriptors"] <= then["descriptors"] + 1 for now, then in zip(look(), before, strict=True))
+
+
+def _tear_down(holder: list[Any]) -> None:
+    holder.pop().teardown()
+
+
+def _drop(holder: list[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        holder.clear()
+        gc.collect()
+
+
+@pytest.mark.parametrize("end", [_tear_down, _drop])
+def test_dozens_of_graphs_leave_nothing(workers: list[Any], end: Callable[[Any], None]) -> None:
+    _flat(workers[:2], 40, end)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [_tear_down, _drop])
+def test_hundreds_of_graphs_leave_nothing(workers: list[Any], end: Callable[[Any], None]) -> None:
+    _flat(workers[:2], 250, end)
+
+
+def test_no_named_shared_memory(workers: list[Any]) -> None:
+    """Nothing of a graph ever has a name: in /dev/shm there is no more while one runs than before."""
+    before = set(os.listdir("/dev/shm"))
+    with raycomm.compile(chain(workers[0].echo, workers[1].echo)) as graph:
+        assert graph.execute(np.zeros(4 << 20)).get().shape == (4 << 20,)
+        new = {name for name in os.listdir("/dev/shm") if name not in before}
+        assert not [name for name in new if "ray" in name.lower() and "comm" in name.lower()]
+
+
+def test_many_graphs_on_one_actor_at_once(workers: list[Any]) -> None:
+    graphs = [raycomm.compile(chain(workers[0].add, workers[1].add)) for _ in range(12)]
+    try:
+        refs = [(number + 2, graph.execute(number)) for number, graph in enumerate(graphs) for _ in range(3)]
+        for want, ref in reversed(refs):
+            assert ref.get(timeout=PATIENCE_S) == want
+        for graph in graphs[::2]:
+            graph.teardown()
+        assert [graph.execute(1).get() for graph in graphs[1::2]] == [3] * 6
+        assert loops(workers[0]) == 6
+    finally:
+        for graph in graphs:
+            graph.teardown()
+
+
+def test_first_message_after_idling(workers: list[Any]) -> None:
+    """Long enough for every waiter to have parked."""
+    with raycomm.compile(chain(workers[0].echo, workers[1].echo)) as graph:
+        for pause in (0, 0.01, 0.3, 1.5, 0):
+            time.sleep(pause)
+            begin = time.monotonic()
+            assert graph.execute(pause).get(timeout=PATIENCE_S) == pause
+            assert time.monotonic() - begin < 5
+
+
+@pytest.mark.slow
+def test_first_message_after_a_long_idle(workers: list[Any]) -> None:
+    with raycomm.compile(chain(workers[0].echo, workers[1].echo)) as graph:
+        for value in range(2):
+            assert [graph.execute(value).get(timeout=5) for _ in range(100)] == [value] * 100
+            time.sleep(45)
+        assert graph.execute(9).get(timeout=5) == 9
+
+
+def test_a_requested_stop_is_silent(workers: list[Any], gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    """Also with results outstanding; later calls say that it was stopped, not that something failed."""
+    with InputNode() as x:
+        out = bind(workers[1].echo, bind(workers[0].note, x))
+    graph = raycomm.compile(out, name="asked")
+    refs = [graph.execute(value) for value in range(5)]
+    graph.teardown()
+    for call in (lambda: graph.execute(1), refs[0].get, refs[4].get):
+        with pytest.raises(ChannelClosedError, match="'asked' was torn down"):
+            call()
+    time.sleep(0.3)
+    assert not [record for record in caplog.records if record.name.startswith("raycomm")]
+
+
+def test_an_actor_restarts_and_joins_again(cluster: None) -> None:
+    """Three times over: after each death the graph is compiled anew with the same handles."""
+    steady, fragile = start(1)[0], Worker.options(max_restarts=3, max_task_retries=-1).remote("f")
+    for round_number in range(3):
+        with raycomm.compile(chain(steady.add, fragile.add), name=f"round {round_number}") as graph:
+            assert [graph.execute(value).get() for value in range(5)] == list(range(2, 7))
+            pid = ray.get(fragile.pid.remote())
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(ActorDiedError):
+                while True:
+                    graph.execute(1).get(timeout=PATIENCE_S)
+        until(lambda pid=pid: ray.get(fragile.pid.remote(), timeout=PATIENCE_S) != pid, "it is up again")
+
+
+@pytest.mark.xfail(strict=True, raises=raycomm.CompileError, reason="compile takes a restarting actor for one that refuses")
+def test_an_actor_that_restarts_is_waited_for(workers: list[Any]) -> None:
+    fragile = Worker.options(max_restarts=-1).remote("f")
+    pid = ray.get(fragile.pid.remote())
+    with raycomm.compile(chain(workers[0].add, fragile.add)) as graph:
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ActorDiedError):
+            while True:
+                graph.execute(1).get(timeout=PATIENCE_S)
+    with raycomm.compile(chain(workers[0].add, fragile.add)) as graph:  # at once, while Ray starts it anew
+        assert graph.execute(1).get() == 3
+
+
+def test_a_stateful_pair_runs_in_bind_order_with_plain_calls_beside(cluster: None) -> None:
+    odd = Odd.remote()
+    with InputNode() as x:
+        first = bind(odd.step, x, "first")
+        second = bind(odd.step, x, "second")
+    with raycomm.compile(MultiOutputNode([second, first])) as graph:
+        refs = []
+        for value in range(10):
+            refs.append(graph.execute(value))
+            assert ray.get(odd.nothing.remote(1)) is None
+        assert [ray.get(pair) for pair in refs] == [[value, value] for value in range(10)]
+    assert ray.get(odd.trail_so_far.remote()) == ["first", "second"] * 10
+
+
+@pytest.mark.xfail(strict=True, reason="CompiledGraph has neither is_teardown nor get_id, nor teardown a kill_actors")
+def test_rays_other_names_of_a_graph(workers: list[Any], gate: Gate) -> None:
+    doomed = start(1)[0]
+    graph: Any = raycomm.compile(chain(workers[0].echo, doomed.echo))
+    assert not graph.is_teardown
+    assert str(graph.get_id()) in str(graph)
+    graph.teardown(kill_actors=True)
+    assert graph.is_teardown
