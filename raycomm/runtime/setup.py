@@ -168,7 +168,7 @@ class Member:
         try:
             for peer in sorted(peers_of(plan, process)):
                 arena.attach(addresses[peer])
-            loop = Loop(self._instance, plan, process, blueprint.constants, arena, self._faults)
+            loop = (blueprint.loop or Loop)(self._instance, plan, process, blueprint.constants, arena, self._faults)
         except (OSError, SerializationError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return
