@@ -64,9 +64,20 @@ class CompatNodes:
     @property
     def handles(self) -> list[Any]:
         """A handle of each actor, once per actor."""
-        calls = [node for node in self.nodes if isinstance(node, ClassMethodNode) and node.is_class_method_call]
-        found: list[Any] = [node._get_actor_handle() for node in calls]
+        found: list[Any] = [node._get_actor_handle() for node in self._calls]
         return list({handle._actor_id: handle for handle in found}.values())
+
+    @property
+    def bind_indexes(self) -> dict[str, list[int]]:
+        """By actor id, the bind indexes of its calls in the order in which they run."""
+        indexes: dict[str, list[int]] = {}
+        for node in self._calls:
+            indexes.setdefault(node._get_actor_handle()._actor_id.hex(), []).append(node._get_bind_index())
+        return {actor: sorted(found) for actor, found in indexes.items()}
+
+    @property
+    def _calls(self) -> list[Any]:
+        return [node for node in self.nodes if isinstance(node, ClassMethodNode) and node.is_class_method_call]
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The keyword arguments under the names the graph was compiled with.

@@ -12,12 +12,13 @@ import uuid
 from typing import Any, Final
 
 import ray.dag.compiled_dag_node
-from ray.dag import DAGContext, DAGNode
+from ray.dag import DAGContext, DAGNode, constants
 from ray.experimental.channel.communicator import Communicator
 
 from raycomm.options import Options
 from raycomm.ray_dag.compat_graph import CompatGraph
 from raycomm.ray_dag.compat_nodes import CompatAdapter, CompatNodes
+from raycomm.ray_dag.profiling import ProfiledLoop
 from raycomm.runtime.compile import compile_graph
 from raycomm.runtime.refs import Ref
 
@@ -87,7 +88,8 @@ def _compile(
                 "teardown_timeout": context.teardown_timeout,
             }
         )
-        compiled = compile_graph(node, options, CompatAdapter(), Ref)
+        loop = functools.partial(ProfiledLoop, nodes.bind_indexes) if constants.RAY_CGRAPH_ENABLE_PROFILING else None
+        compiled = compile_graph(node, options, CompatAdapter(), Ref, loop=loop)
     except BaseException:
         node.is_cgraph_output_node = False  # nothing runs: the same node may be compiled again, once the reason is gone
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ class Blueprint:
     version: str = __version__
     layout: int = 0
     faults: tuple[Fault, ...] = ()
+    loop: Callable[..., Any] | None = None  # makes what runs the actions; None: `Loop`
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,8 +210,8 @@ class Exchange:
         shown = []
         for rank, (name, specs) in enumerate(zip(self._names, ranks, strict=True)):
             shown.append(f"rank {rank} ({name}): {' and '.join(map(str, specs)) or 'not looked at'}")
-        operation = f" {self._action.op.name}" if self._action.op is not None else ""
-        name = f"{self._action.kind}{operation} #{self._action.node}"
+        operation = f" ({self._action.op.name})" if self._action.op is not None else ""
+        name = f"{self._label}#{self._action.node}{operation}"
         return CollectiveError(
             f"{name} of graph {self._graph!r}, execution {execution}: {problem}. The tensors were: {'; '.join(shown)}",
             graph=self._graph,

@@ -12,7 +12,7 @@ import atexit
 import itertools
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
@@ -40,8 +40,22 @@ _EXIT_LIMIT_S = 5.0
 _LOOK_EVERY_S = 0.5
 
 
-def compile_graph(node: object, options: Options, adapter: Adapter | None, ref_type: type[Ref]) -> CompiledGraph:
+def compile_graph(
+    node: object,
+    options: Options,
+    adapter: Adapter | None,
+    ref_type: type[Ref],
+    *,
+    loop: Callable[..., Any] | None = None,
+) -> CompiledGraph:
     """Compile the graph that ends in `node` and start its loops. Blocks until every actor is ready.
+
+    Args:
+        node: the root.
+        options: of the graph.
+        adapter: reads nodes that are not raycomm's own.
+        ref_type: of the refs that `execute` returns.
+        loop: called in each actor with what `Loop` takes, makes what runs there; None: `Loop`.
 
     Raises:
         CompileError: the graph is wrong, or an actor cannot take part; nothing is left running.
@@ -60,7 +74,7 @@ def compile_graph(node: object, options: Options, adapter: Adapter | None, ref_t
     arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=processes, processes=processes)
     arena.join(DRIVER)
     try:
-        addresses = _SetUp(graph, plan, options, arena).run()
+        addresses = _SetUp(graph, plan, options, arena, loop).run()
         board = Board(plan, arena, {DRIVER: os.getpid()} | {address.process: address.pid for address in addresses})
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
         handles = [actor.handle for actor in graph.actors]
@@ -77,7 +91,7 @@ def compile_graph(node: object, options: Options, adapter: Adapter | None, ref_t
 class _SetUp:
     """The conversation with the actors of one graph."""
 
-    def __init__(self, graph: Graph, plan: Plan, options: Options, arena: ShmArena) -> None:
+    def __init__(self, graph: Graph, plan: Plan, options: Options, arena: ShmArena, loop: Callable[..., Any] | None) -> None:
         self._graph = graph
         self._plan = plan
         self._arena = arena
@@ -85,6 +99,7 @@ class _SetUp:
         self._deadline = Deadline(options.compile_timeout)
         self._notice = Notice()
         self._faults = faults_by_actor(graph, plan.name, injected())
+        self._loop = loop
 
     def run(self) -> list[Address]:
         """Prepare all actors, tell them each other's addresses, wait until all are ready."""
@@ -109,6 +124,7 @@ class _SetUp:
                 node,
                 layout=_core.LAYOUT_VERSION,
                 faults=self._faults.get(actor.index, ()),
+                loop=self._loop,
             )
             handle: Any = actor.handle
             calls[handle.__ray_call__.remote(prepare, blueprint)] = actor.index + 1
@@ -149,7 +165,7 @@ class _SetUp:
     def _answer(self, call: Any, process: int) -> Prepared:
         try:
             prepared = ray.get(call)
-        except ray.exceptions.ActorDiedError as error:
+        except ray.exceptions.RayActorError as error:  # dead for good, or about to restart
             raise self._died(process, str(error)) from error
         except ray.exceptions.RayError as error:
             raise CompileError(

@@ -171,7 +171,8 @@ class Member:
         try:
             for peer in sorted(peers_of(plan, process)):
                 arena.attach(addresses[peer])
-            loop = Loop(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults)
+            kind = blueprint.loop or Loop
+            loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults)
         except (OSError, SerializationError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return

@@ -37,7 +37,8 @@ def check_death(error: Any, graph: Any, worker: Any, pid: int, execution: int | 
     label = graph.plan.processes[2].label
     assert (error.actor, error.pid, error.graph, error.execution) == (label, pid, graph.name, execution)
     assert error.actor_id == worker._actor_id.hex()
-    assert error.node is not None and error.node.startswith(f"{label}.{node}#")
+    assert error.node is not None
+    assert error.node.startswith(f"{label}.{node}#")
     assert error.node in str(error)
     assert f"{label} (pid {pid}) of graph {graph.name!r}" in str(error)
     assert "compile a new one" in str(error)

@@ -362,3 +362,31 @@ def test_a_keyboard_interrupt_in_a_method_ends_the_actors_part(cluster: None) ->
     graph.teardown()
     with graph_of(worker.echo) as again:
         assert again.execute(1).get() == 1
+
+
+@pytest.mark.xfail(strict=True, reason="a bare TypeError of Ray's, with the whole blueprint as text")
+def test_a_constant_that_cannot_be_sent(workers: list[Any]) -> None:
+    import threading
+
+    with InputNode() as x:
+        out = bind(workers[0].pair, x, {"k": [threading.Lock()]})
+    error = caught(lambda: raycomm.compile(out, name="named"))
+    assert isinstance(error, RaycommError)
+    for part in ("'named'", "pair", "argument 1", "lock"):
+        assert part in str(error)
+    assert "Blueprint" not in str(error)
+
+
+def test_calls_from_inside_a_call_are_refused(workers: list[Any]) -> None:
+    """A reducer that uses the graph which is encoding it: an error, not a deadlock."""
+    with graph_of(workers[0].echo) as graph:
+
+        class Reentrant:
+            def __reduce__(self) -> Any:
+                graph.execute(1).get()
+                return int, ()
+
+        error = caught(lambda: graph.execute(Reentrant()))
+        assert isinstance(error, SerializationError)
+        assert "called from inside one of its own calls" in str(error)
+        assert graph.execute(2).get() == 2

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import ray.exceptions
 import torch
 
 import raycomm
@@ -326,3 +327,38 @@ def test_tiny_and_odd_values(workers: list[Any]) -> None:
                 got = graph.execute(sent).get()
                 assert type(got) is type(sent)
                 assert repr(got) == repr(sent)
+
+
+def test_actor_handles_travel(workers: list[Any]) -> None:
+    """As a constant and as a value."""
+    with InputNode() as x:
+        out = bind(workers[0].pair, x, workers[1])
+    with raycomm.compile(out) as graph:
+        _, given, constant = graph.execute(workers[2]).get()
+        assert ray.get([given.add.remote(1), constant.add.remote(2)]) == [2, 3]
+
+
+@pytest.mark.xfail(strict=True, raises=ray.exceptions.RayTaskError, reason="a ref in a message holds nothing: its object is lost")
+def test_an_object_ref_in_a_message_keeps_its_object(cluster: None) -> None:
+    """Or it is refused when it is sent; but it never waits for ever for an object that is gone."""
+    worker = start(1)[0]
+    with raycomm.compile(chain(worker.keep)) as graph:
+        ref = ray.put(np.zeros(1_000_000))
+        try:
+            graph.execute([ref]).get()
+        except TypeError:
+            return
+        del ref
+        gc.collect()
+        kept = worker.__ray_call__.remote(lambda self: ray.get(self.kept[0][0], timeout=3).shape)
+        assert ray.get(kept, timeout=PATIENCE_S) == (1_000_000,)
+
+
+@pytest.mark.xfail(strict=True, reason="what lies in ring slots is not counted")
+def test_slots_are_part_of_the_memory_limit(workers: list[Any]) -> None:
+    """Large slots, many of them, and a small limit: refused, or kept."""
+    before = shm_kib()
+    with raycomm.compile(chain(workers[0].echo), max_inflight=200, inline_bytes=MIB, shm_limit_bytes=8 * MIB) as graph:
+        for _ in range(60):
+            graph.execute(bytes(500_000)).get()
+        assert shm_kib() - before < 10 * 1024

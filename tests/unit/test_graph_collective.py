@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import gc
+import pickle
 import re
 import weakref
 from collections.abc import Callable
@@ -153,7 +154,7 @@ def test_refused_when_made(make: Callable[[Any, Any], Any], argument: str, messa
 
 def test_one_result_brings_all_actors() -> None:
     """The others' nodes were dropped, and nothing leads to them; they take part all the same."""
-    w, v, a, b = two()
+    w, _, a, b = two()
     result = bind(w.forward, allreduce([a, b])[0])
     graph = build(result)
     assert [node.method for node in graph.nodes] == ["forward", "forward", "allreduce", "allreduce", "forward"]
@@ -161,7 +162,7 @@ def test_one_result_brings_all_actors() -> None:
 
 
 def test_collective_that_is_not_used() -> None:
-    w, v, a, b = two()
+    _, _, a, b = two()
     kept = allreduce([a, b])
     with pytest.raises(CompileError, match=re.escape("2 calls lead to no result: W1.allreduce, W2.allreduce;")):
         build(MultiOutputNode([a, b]))
@@ -195,15 +196,16 @@ def test_two_handles_of_one_actor_are_one_rank() -> None:
 
 
 def test_results_are_values_like_any_other() -> None:
-    w, v, a, b = two()
+    _, v, a, b = two()
     first, second = allreduce([a, b])
     assert first.with_tensor_transport("shm") is first
-    graph = build(MultiOutputNode([bind(v.join, first, second, named=first), first, first]))
+    joined = bind(v.join, first, second, named=first)
+    graph = build(MultiOutputNode([joined, first, first]))
     assert graph.nodes[4].args == (CallValue(2), CallValue(3))
     assert graph.outputs == (CallValue(4), CallValue(2), CallValue(2))
     second.with_tensor_transport("nccl")
     with pytest.raises(CompileError, match="transport 'nccl' of node W2.allreduce: GPU edges") as caught:
-        build(second)
+        build(joined)
     assert caught.value.node == "W2.allreduce"
 
 
@@ -226,8 +228,6 @@ def test_dropping_the_last_node_frees_the_actor_handles() -> None:
 
 
 def test_nodes_stay_in_their_process() -> None:
-    import pickle
-
     _, _, a, b = two()
     data = pickle.dumps(allreduce([a, b])[0])
     with pytest.raises(

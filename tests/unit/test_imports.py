@@ -23,7 +23,7 @@ ALLOWED = {
     "observe": {"errors", "options", "plan", "channel", "_core"},
     "testing": set(),
     "runtime": {"", "errors", "options", "codec", "channel", "comm", "graph", "plan", "observe", "testing", "_core"},
-    "ray_dag": {"errors", "options", "graph", "runtime"},
+    "ray_dag": {"errors", "options", "graph", "plan", "runtime"},
 }
 MAY_IMPORT_RAY = {"runtime", "ray_dag"}
 # torch has one room, which is entered when the first tensor comes; cupy is only ever found in sys.modules.
