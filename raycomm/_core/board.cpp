@@ -17,7 +17,12 @@ void Board::record(Activity kind, uint32_t subject, uint64_t iteration, uint64_t
   // Several threads of a driver may record at once, so each takes a number of its own.
   const uint64_t number = own_->header().record_count.fetch_add(1, std::memory_order_relaxed);
   Record& record = own_->record(static_cast<uint32_t>(number) & (capacity - 1));
-  record = {start, end, bytes, static_cast<uint32_t>(iteration), static_cast<uint16_t>(kind), static_cast<uint16_t>(subject)};
+  // ORDER record: who finds the same `what` before and after copying has copied one operation (recent_operations).
+  record.what.store(0, std::memory_order_relaxed);
+  record.start.store(start, std::memory_order_release);
+  record.end.store(end, std::memory_order_release);
+  record.bytes.store(bytes, std::memory_order_release);
+  record.what.store(iteration << 32 | uint64_t{subject & 0xffff} << 8 | static_cast<uint64_t>(kind), std::memory_order_release);
 }
 
 void Board::close_open_call(uint64_t at) {
@@ -84,16 +89,19 @@ TickScale::TickScale(const Mapping& mapping) {
   ns_per_tick_ = passed > 0 ? std::max(0.0, static_cast<double>(now_ns()) - start_ns_) / passed : 1.0;
 }
 
-std::vector<Record> recent_records(const Mapping& mapping) {
+std::vector<Operation> recent_operations(const Mapping& mapping) {
   const uint64_t capacity = mapping.record_capacity();
-  std::vector<Record> copied;
+  std::vector<Operation> copied;
   if (capacity == 0) return copied;
-  const uint64_t until = mapping.header().record_count.load(std::memory_order_acquire);
-  const uint64_t from = until > capacity ? until - capacity : 0;
-  for (uint64_t number = from; number < until; ++number) copied.push_back(mapping.record(static_cast<uint32_t>(number) & (capacity - 1)));
-  const uint64_t now = mapping.header().record_count.load(std::memory_order_acquire);
-  const uint64_t overwritten = now > capacity ? std::min(until, now - capacity + 1) : 0;
-  if (overwritten > from) copied.erase(copied.begin(), copied.begin() + static_cast<ptrdiff_t>(overwritten - from));
+  const uint64_t until = mapping.header().record_count.load(std::memory_order_relaxed);
+  for (uint64_t number = until > capacity ? until - capacity : 0; number < until; ++number) {
+    const Record& record = mapping.record(static_cast<uint32_t>(number) & (capacity - 1));
+    const uint64_t what = record.what.load(std::memory_order_acquire);  // ORDER record: pairs with the stores in Board::record
+    Operation operation{record.start.load(std::memory_order_acquire), record.end.load(std::memory_order_acquire), record.bytes.load(std::memory_order_acquire),
+                        static_cast<uint32_t>(what >> 32), static_cast<uint32_t>(what >> 8) & 0xffff, static_cast<Activity>(what & 0xff)};
+    if (what != 0 && record.what.load(std::memory_order_relaxed) == what) copied.push_back(operation);
+  }
+  std::sort(copied.begin(), copied.end(), [](const Operation& a, const Operation& b) { return a.end < b.end; });
   return copied;
 }
 

@@ -85,7 +85,13 @@ class TickScale {
   double start_ticks_, start_ns_, ns_per_tick_;
 };
 
+struct Operation {
+  uint64_t start, end, bytes;
+  uint32_t iteration, subject;
+  Activity kind;
+};
+
 // The recorder's contents, oldest first. What is overwritten while it is being copied is left out.
-std::vector<Record> recent_records(const Mapping& mapping);
+std::vector<Operation> recent_operations(const Mapping& mapping);
 
 }  // namespace raycomm

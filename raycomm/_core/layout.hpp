@@ -173,13 +173,12 @@ struct alignas(kLine) BoardRow {
   alignas(kLine) std::atomic<uint64_t> waits_for[kHolderWords];  // processes, one bit each; of use while the kind is a wait
 };
 
-// One operation of the flight recorder.
+// One operation of the flight recorder. `what` is 0 while the others change: iteration << 32 | subject << 8 | kind, where the kind is
+// reading or writing (waits included; the subject is a channel) or computing (the subject is a place in the list of actions).
 struct Record {
-  uint64_t start, end;  // ticks
-  uint64_t bytes;
-  uint32_t iteration;
-  uint16_t kind;     // Activity: reading (with its wait), computing, writing (with its waits)
-  uint16_t subject;  // channel, or place in the list of actions
+  std::atomic<uint64_t> start, end;  // ticks
+  std::atomic<uint64_t> bytes;
+  std::atomic<uint64_t> what;
 };
 
 struct alignas(kLine) NodeCounters {

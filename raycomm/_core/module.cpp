@@ -85,10 +85,10 @@ nb::list records(const Arena& arena, uint32_t process, size_t last) {
   const MappingRef mapping = arena.graph->peer(process);
   const TickScale scale(*mapping);
   nb::list rows;
-  const std::vector<Record> recent = recent_records(*mapping);
+  const std::vector<Operation> recent = recent_operations(*mapping);
   for (size_t i = recent.size() > last ? recent.size() - last : 0; i < recent.size(); ++i) {
-    const Record& r = recent[i];
-    rows.append(nb::make_tuple(r.kind, r.subject, r.iteration, scale.clock_ns(r.start), scale.ns(r.end > r.start ? r.end - r.start : 0), r.bytes));
+    const Operation& r = recent[i];
+    rows.append(nb::make_tuple(static_cast<uint32_t>(r.kind), r.subject, r.iteration, scale.clock_ns(r.start), scale.ns(r.end > r.start ? r.end - r.start : 0), r.bytes));
   }
   return rows;
 }

@@ -1,6 +1,9 @@
-// The ring and the pool under threads that share one mapping, without Python: for the sanitizers, which are blind to one memfd mapped
-// twice. One writer, three readers that keep blocks for random times and let other threads release them; every byte is checked.
-// Park slices are off, so a lost wake-up is a hang, which the watchdog reports.
+// The ring, the pool, the board and the waker under threads that share one mapping, without Python: for the sanitizers, which are blind
+// to one memfd mapped twice. One writer, three readers that keep blocks for random times and let other threads release them; every byte
+// is checked. One of the readers waits as an event loop does, at the waker's pipe. Park slices are off, so a lost wake-up is a hang, which
+// the watchdog reports. One more thread looks at the board and the recorder all the time.
+#include <poll.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -114,6 +117,36 @@ bool wait_for(const Neighbourhood& graph, RecentWaits& recent, const Done& done)
   }
 }
 
+// The same in an event loop: arm, look again, sleep at the pipe.
+template <class Done>
+bool await(const Neighbourhood& graph, const Done& done) {
+  const auto over = [&] { return done() || graph.closed() != 0; };
+  const int pipe = graph.own().waker_end();
+  while (!over()) {
+    arm(graph.own().header().doorbell);
+    if (over()) break;
+    pollfd fd{pipe, POLLIN, 0};
+    poll(&fd, 1, -1);
+    char bytes[64];
+    [[maybe_unused]] const ssize_t drained = read(pipe, bytes, sizeof bytes);
+  }
+  disarm(graph.own().header().doorbell);
+  return done();
+}
+
+void watch(const Neighbourhood& graph, const std::atomic<bool>& over) {
+  while (!over.load()) {
+    for (uint32_t process = 0; process <= kReaders; ++process) {
+      uint64_t changes;
+      graph.board().can_move(process, changes);
+    }
+    for (const Operation& operation : recent_operations(graph.own()))
+      if (operation.kind != Activity::writing || operation.subject != 7 || operation.start != operation.end || operation.bytes < 8)
+        fail("an operation that nobody recorded", operation.subject, operation.bytes);
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+
 void write_messages(const Neighbourhood& graph, RingWriter& ring, Pool& pool, Shelf& shelf, const Round& round, uint64_t seed, uint64_t& full) {
   std::mt19937_64 random(seed);
   RecentWaits recent;
@@ -143,7 +176,14 @@ void write_messages(const Neighbourhood& graph, RingWriter& ring, Pool& pool, Sh
         if (report.system_error != 0) fail("fallocate", static_cast<uint64_t>(report.system_error));
         if (!staged.blocks.empty()) fail("a refused message holds blocks");
         if (graph.closed() != 0) return;
-        if (!shelf.release_one(random)) std::this_thread::yield();
+        ProcessSet waits_for{};
+        uint64_t changes;
+        pool.shortage(report.wanted, ticks(), waits_for, changes);
+        if (!shelf.release_one(random)) {
+          const auto released = [&] { return graph.own().header().free_stack.load(std::memory_order_seq_cst) != 0 || graph.closed() != 0; };
+          wait_until(released, graph.own().header().doorbell, graph.policy, recent, now_ns() + 1'000'000);
+        }
+        pool.trim_if_wanted();
         if (tries > 2000) outgoing.buffers.clear();  // blocks are not joined: all of them may be free, and none large enough
       }
     }
@@ -152,6 +192,9 @@ void write_messages(const Neighbourhood& graph, RingWriter& ring, Pool& pool, Sh
       ring.stage(outgoing, pool, staged);
     }
     for (const auto& copy : staged.copies) std::memcpy(copy.to, copy.from, copy.bytes);
+    const uint64_t now = ticks();
+    graph.board().record(Activity::writing, 7, message, now, now, staged.bytes);
+    graph.board().set(Activity::writing, 7, now);
     ring.commit(staged, pool);
     ring.notify();
     g_progress.fetch_add(1, std::memory_order_relaxed);
@@ -163,7 +206,9 @@ void read_messages(const Neighbourhood& graph, RingReader& ring, Shelf& shelf, c
   RecentWaits recent;
   Incoming incoming;
   for (uint64_t message = 0; round.messages == 0 || message < round.messages; ++message) {
-    if (!wait_for(graph, recent, [&] { return ring.ready(); })) return;
+    const auto ready = [&] { return ring.ready(); };
+    graph.board().finished(message);
+    if (!(graph.process() == kReaders ? await(graph, ready) : wait_for(graph, recent, ready))) return;
     ring.open(incoming);
     if (!incoming.problem.empty()) fail(incoming.problem.c_str(), message);
     uint64_t number;
@@ -195,15 +240,17 @@ void read_messages(const Neighbourhood& graph, RingReader& ring, Shelf& shelf, c
 
 void run(const Round& round, uint64_t seed, uint64_t& messages, uint64_t& full) {
   std::mt19937_64 random(seed);
-  Mapping* mapping = Mapping::create({{7, round.slots, kSlotBytes, kReaders}}, 4096, round.pool_bytes, round.pool_bytes, std::span<const unsigned char, 16>(kNonce));
+  Mapping* mapping = Mapping::create({{{7, round.slots, kSlotBytes, kReaders}}, 4096, round.pool_bytes, round.pool_bytes, kReaders + 1, 64, 64, 4, true},
+                                     std::span<const unsigned char, 16>(kNonce));
   Shelf shelf;
   {
-    std::vector<std::unique_ptr<Neighbourhood>> graphs;
+    std::vector<std::shared_ptr<Neighbourhood>> graphs;
     for (uint32_t process = 0; process <= kReaders; ++process) graphs.push_back(neighbour(mapping, process));
     mapping->release();
     MappingRef own = graphs[0]->own_ref();
-    Pool pool(own, own);
-    RingWriter writer(*graphs[0], 7, {1, 2, 3});
+    for (const auto& graph : graphs) graph->join(0);
+    Pool pool(graphs[0], {});
+    RingWriter writer(*graphs[0], 7, {1, 2, 3}, pool);
     std::vector<std::unique_ptr<RingReader>> readers;
     for (uint32_t r = 0; r < kReaders; ++r) readers.push_back(std::make_unique<RingReader>(*graphs[r + 1], 0, 7, r));
     std::atomic<bool> over{false};
@@ -214,6 +261,7 @@ void run(const Round& round, uint64_t seed, uint64_t& messages, uint64_t& full) 
         std::this_thread::sleep_for(std::chrono::microseconds(mine() % round.pause_us));
       }
     });
+    std::thread watcher([&] { watch(*graphs[0], over); });
     std::vector<std::thread> threads;
     std::vector<uint64_t> taken(kReaders, 0);
     for (uint32_t r = 0; r < kReaders; ++r)
@@ -230,6 +278,7 @@ void run(const Round& round, uint64_t seed, uint64_t& messages, uint64_t& full) 
     }
     over.store(true);
     releaser.join();
+    watcher.join();
     if (round.messages != 0) {
       while (shelf.release_one(random)) {}
       if (pool.in_use() != 0) fail("blocks are held by nobody, and not free", pool.in_use());
