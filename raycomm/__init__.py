@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         CollectiveError,
         CompileError,
         DeadlockError,
+        ExecutionCancelledError,
         RaycommError,
         SerializationError,
         SharedMemoryError,
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     )
     from raycomm.options import Options
     from raycomm.runtime.driver import CompiledGraph
+    from raycomm.runtime.lending import empty
     from raycomm.runtime.refs import Ref
+    from raycomm.runtime.waiting import wait
 
 __all__ = [
     "ActorDiedError",
@@ -62,6 +65,7 @@ __all__ = [
     "CompileError",
     "CompiledGraph",
     "DeadlockError",
+    "ExecutionCancelledError",
     "InputNode",
     "MultiOutputNode",
     "Options",
@@ -76,9 +80,11 @@ __all__ = [
     "bind",
     "broadcast",
     "compile",
+    "empty",
     "install",
     "reducescatter",
     "uninstall",
+    "wait",
     "with_channel_options",
 ]
 
@@ -88,6 +94,8 @@ _HOME = {
     "Options": "raycomm.options",
     "CompiledGraph": "raycomm.runtime.driver",
     "Ref": "raycomm.runtime.refs",
+    "empty": "raycomm.runtime.lending",
+    "wait": "raycomm.runtime.waiting",
 }
 
 

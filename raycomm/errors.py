@@ -8,6 +8,7 @@
     │   ├── ChannelTimeoutError (TimeoutError)  a limit passed; graph and ref stay usable
     │   └── ChannelClosedError              use after teardown
     ├── ActorDiedError                      an actor, or its node, is gone
+    ├── ExecutionCancelledError             `ref.cancel()` came before any actor began the execution
     ├── CollectiveError (ValueError)        tensors of a collective do not fit together; fails one execution
     ├── CapacityExceededError               too many unfetched results
     ├── SerializationError (TypeError)      a value cannot be sent, or a message is malformed
@@ -113,6 +114,12 @@ class ActorDiedError(RaycommError):
     actor_id: str | None = None
     pid: int | None = None
     node: str | None = None
+    execution: int | None = None
+
+
+class ExecutionCancelledError(RaycommError):
+    """The execution was cancelled before any actor began it; no method ran. Attributes: `execution`."""
+
     execution: int | None = None
 
 

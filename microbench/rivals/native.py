@@ -64,7 +64,7 @@ def channel_pingpong(payload: bytes, count: int) -> Sequence[int]:
         assert partner.stdout is not None
         pid, fd, nonce = partner.stdout.readline().split()
         arena.attach(Address(1, int(pid), int(fd), bytes.fromhex(nonce)))
-        arena.core.open_pool(0)
+        arena.join(0)
         write, read = arena.writer([0]).write, arena.reader(1, 1, 0, drain=True).read
         samples = []
         answer = None
@@ -111,7 +111,7 @@ def _ping(pid: str, fd: str, party: str, processes: str, count: str) -> None:
 def _echo(pid: str, fd: str, nonce: str, count: str) -> None:
     arena = _arena(1)
     arena.attach(Address(0, int(pid), int(fd), bytes.fromhex(nonce)))
-    arena.core.open_pool(0)
+    arena.join(0)
     write, read = arena.writer([1]).write, arena.reader(0, 0, 0, drain=False).read
     print(arena.address.pid, arena.address.fd, arena.address.nonce.hex(), flush=True)
     for _ in range(int(count)):

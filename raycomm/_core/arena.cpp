@@ -11,6 +11,8 @@
 #include <new>
 #include <utility>
 
+#include "board.hpp"
+
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -50,8 +52,9 @@ int commit_bytes(int fd, uint64_t offset, uint64_t bytes) {
   return error;
 }
 
-Mapping* Mapping::create(const std::vector<RingShape>& rings, uint32_t block_capacity, uint64_t pool_bytes, uint64_t budget_bytes,
-                         std::span<const unsigned char, 16> nonce) {
+Mapping* Mapping::create(const ArenaShape& shape, std::span<const unsigned char, 16> nonce) {
+  const std::vector<RingShape>& rings = shape.rings;
+  if ((shape.claims & (shape.claims - 1)) != 0 || (shape.records & (shape.records - 1)) != 0) throw ArenaError("claims and records are powers of two");
   std::vector<uint64_t> offsets;
   const uint64_t rings_offset = align_up(sizeof(ArenaHeader) + 8 * rings.size(), kLine);
   uint64_t cursor = rings_offset;
@@ -62,9 +65,15 @@ Mapping* Mapping::create(const std::vector<RingShape>& rings, uint32_t block_cap
     offsets.push_back(cursor);
     cursor = align_up(cursor + ring_bytes(ring.slots, ring.slot_bytes, ring.readers), kLine);
   }
+  const auto section = [&cursor](uint64_t bytes) { return std::exchange(cursor, align_up(cursor + bytes, kLine)); };
+  ArenaHeader plan{};
+  plan.board_offset = section(uint64_t{shape.board_rows} * sizeof(BoardRow));
+  plan.claims_offset = section(uint64_t{shape.claims} * 8);
+  plan.records_offset = section(uint64_t{shape.records} * sizeof(Record));
+  plan.nodes_offset = section(uint64_t{shape.nodes} * sizeof(NodeCounters));
   const uint64_t blocks_offset = align_up(cursor, 4096);
-  const uint64_t pool_offset = align_up(blocks_offset + uint64_t{block_capacity} * sizeof(BlockHeader), 4096);
-  const uint64_t file_bytes = align_up(pool_offset + pool_bytes, 4096);
+  const uint64_t pool_offset = align_up(blocks_offset + uint64_t{shape.block_capacity} * sizeof(BlockHeader), 4096);
+  const uint64_t file_bytes = align_up(pool_offset + shape.pool_bytes, 4096);
 
   Mapping* mapping = new Mapping;
   MappingRef guard(mapping);
@@ -73,16 +82,16 @@ Mapping* Mapping::create(const std::vector<RingShape>& rings, uint32_t block_cap
   if (mapping->fd_ < 0) fail("memfd_create", errno);
   if (ftruncate(mapping->fd_, static_cast<off_t>(file_bytes)) != 0) fail("ftruncate of the arena", errno);
   if (fcntl(mapping->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail("sealing the arena", errno);
-  // Header and rings are committed now: a page that cannot be had later would be a SIGBUS in somebody's hot path.
+  // All but blocks is committed now: a page that cannot be had later would be a SIGBUS in somebody's hot path.
   if (int error = commit_bytes(mapping->fd_, 0, blocks_offset); error != 0) fail("no memory for the rings", error);
   mapping->base_ = map(mapping->fd_, file_bytes);
   if (!mapping->base_) fail("mmap of the arena", errno);
-  mapping->file_bytes_ = file_bytes;
-  mapping->rings_offset_ = rings_offset;
-  mapping->blocks_offset_ = blocks_offset;
-  mapping->pool_offset_ = pool_offset;
-  mapping->block_capacity_ = block_capacity;
-  mapping->ring_count_ = static_cast<uint32_t>(rings.size());
+  if (shape.waker) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) fail("a pipe for the event loop", errno);
+    mapping->waker_end_ = ends[0];
+    mapping->waker_ = ends[1];
+  }
 
   ArenaHeader& header = *new (mapping->base_) ArenaHeader{};
   header.layout_version = kLayoutVersion;
@@ -92,9 +101,21 @@ Mapping* Mapping::create(const std::vector<RingShape>& rings, uint32_t block_cap
   header.rings_offset = rings_offset;
   header.blocks_offset = blocks_offset;
   header.pool_offset = pool_offset;
-  header.ring_count = mapping->ring_count_;
-  header.block_capacity = block_capacity;
-  header.budget_limit = budget_bytes;
+  header.ring_count = static_cast<uint32_t>(rings.size());
+  header.block_capacity = shape.block_capacity;
+  header.board_offset = plan.board_offset;
+  header.claims_offset = plan.claims_offset;
+  header.records_offset = plan.records_offset;
+  header.nodes_offset = plan.nodes_offset;
+  header.board_count = shape.board_rows;
+  header.claim_count = shape.claims;
+  header.record_capacity = shape.records;
+  header.node_count = shape.nodes;
+  header.waker = mapping->waker_ < 0 ? kNoWaker : static_cast<uint32_t>(mapping->waker_);
+  header.start_ticks = ticks();
+  header.start_ns = static_cast<uint64_t>(now_ns());
+  header.budget_limit = shape.budget_bytes;
+  mapping->remember(header);
   for (size_t i = 0; i < rings.size(); ++i) {
     std::memcpy(mapping->base_ + sizeof(ArenaHeader) + 8 * i, &offsets[i], 8);
     RingHeader& ring = *new (mapping->base_ + offsets[i]) RingHeader{};
@@ -103,9 +124,27 @@ Mapping* Mapping::create(const std::vector<RingShape>& rings, uint32_t block_cap
     ring.reader_count = rings[i].readers;
     ring.channel = rings[i].channel;
   }
+  for (uint32_t i = 0; i < shape.claims; ++i) mapping->claim(i).store(UINT64_MAX, std::memory_order_relaxed);  // of no execution
   header.magic = kMagic;
   mapping->add_ref();
   return mapping;
+}
+
+void Mapping::remember(const ArenaHeader& header) {
+  file_bytes_ = header.file_bytes;
+  rings_offset_ = header.rings_offset;
+  blocks_offset_ = header.blocks_offset;
+  pool_offset_ = header.pool_offset;
+  block_capacity_ = header.block_capacity;
+  ring_count_ = header.ring_count;
+  board_offset_ = header.board_offset;
+  claims_offset_ = header.claims_offset;
+  records_offset_ = header.records_offset;
+  nodes_offset_ = header.nodes_offset;
+  board_count_ = header.board_count;
+  claim_count_ = header.claim_count;
+  record_capacity_ = header.record_capacity;
+  node_count_ = header.node_count;
 }
 
 Mapping* Mapping::attach(int pid, int fd, std::span<const unsigned char, 16> nonce) {
@@ -131,18 +170,28 @@ Mapping* Mapping::attach(int pid, int fd, std::span<const unsigned char, 16> non
   if (copy.layout_version != kLayoutVersion)
     throw ArenaError("process " + std::to_string(pid) + " uses shared memory layout " + std::to_string(copy.layout_version) + ", this one " +
                      std::to_string(kLayoutVersion));
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<uint64_t>(status.st_size) != copy.file_bytes ||
+  // Rings, board, claims, records and node counters lie between header and block table, each inside of it.
+  const auto inside = [&copy](uint64_t offset, uint64_t count, uint64_t size) {
+    return offset % kLine == 0 && offset >= copy.rings_offset && offset <= copy.blocks_offset && count * size <= copy.blocks_offset - offset;
+  };
+  const bool sections = inside(copy.board_offset, copy.board_count, sizeof(BoardRow)) && inside(copy.claims_offset, copy.claim_count, 8) &&
+                        inside(copy.records_offset, copy.record_capacity, sizeof(Record)) &&
+                        inside(copy.nodes_offset, copy.node_count, sizeof(NodeCounters)) &&
+                        (copy.claim_count & (copy.claim_count - 1)) == 0 && (copy.record_capacity & (copy.record_capacity - 1)) == 0;
+  if (!sections || seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<uint64_t>(status.st_size) != copy.file_bytes ||
       copy.rings_offset < sizeof(ArenaHeader) + 8ull * copy.ring_count || copy.rings_offset > copy.blocks_offset ||
       copy.blocks_offset > copy.file_bytes || copy.blocks_offset % kLine != 0 || table_end > copy.pool_offset || copy.pool_offset > copy.file_bytes)
     throw ArenaError("the arena of process " + std::to_string(pid) + " has an impossible header");
   mapping->base_ = map(mapping->fd_, copy.file_bytes);
   if (!mapping->base_) fail("mmap of the arena of process " + std::to_string(pid), errno);
-  mapping->file_bytes_ = copy.file_bytes;
-  mapping->rings_offset_ = copy.rings_offset;
-  mapping->blocks_offset_ = copy.blocks_offset;
-  mapping->pool_offset_ = copy.pool_offset;
-  mapping->block_capacity_ = copy.block_capacity;
-  mapping->ring_count_ = copy.ring_count;
+  mapping->remember(copy);
+  if (copy.waker != kNoWaker) {
+    // Only speed depends on it: an event loop also looks by itself now and then.
+    std::snprintf(path, sizeof path, "/proc/%d/fd/%u", pid, copy.waker);
+    struct stat pipe_status{};
+    mapping->waker_ = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (mapping->waker_ >= 0 && (fstat(mapping->waker_, &pipe_status) != 0 || !S_ISFIFO(pipe_status.st_mode))) ::close(std::exchange(mapping->waker_, -1));
+  }
   // Mapped: the descriptor is no longer needed, the pidfd is.
   ::close(std::exchange(mapping->fd_, -1));
   mapping->add_ref();
@@ -170,8 +219,7 @@ RingHeader& Mapping::ring(uint32_t channel, RingShape& shape) const {
 void Mapping::close(Closed reason, uint32_t process) {
   uint64_t open = 0;
   header().closed.compare_exchange_strong(open, static_cast<uint64_t>(reason) | uint64_t{process} << 32, std::memory_order_seq_cst);
-  header().doorbell.counter.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(header().doorbell.counter);
+  ring_bell();
 }
 
 void Mapping::release() {
@@ -183,6 +231,18 @@ Mapping::~Mapping() {
   if (base_) munmap(base_, file_bytes_);
   if (fd_ >= 0) ::close(fd_);
   if (pidfd_ >= 0) ::close(pidfd_);
+  if (waker_ >= 0) ::close(waker_);
+  if (waker_end_ >= 0) ::close(waker_end_);
+}
+
+Neighbourhood::Neighbourhood(MappingRef own, uint32_t process)
+    : own_(std::move(own)), driver_(own_), process_(process), board_(std::make_unique<Board>(own_, process)) {}
+
+Neighbourhood::~Neighbourhood() = default;
+
+void Neighbourhood::join(uint32_t driver) {
+  driver_ = peer(driver);
+  board_->hang(driver_);
 }
 
 MappingRef Neighbourhood::peer(uint32_t process) const {

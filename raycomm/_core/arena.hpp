@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -34,6 +35,15 @@ struct RingShape {
   uint32_t readers;
 };
 
+// What an arena is to hold.
+struct ArenaShape {
+  std::vector<RingShape> rings;
+  uint32_t block_capacity = 0;
+  uint64_t pool_bytes = 0, budget_bytes = 0;
+  uint32_t board_rows = 0, claims = 0, records = 0, nodes = 0;  // claims and records: 0 or a power of two
+  bool waker = false;                                           // a pipe that wakes the owner's event loops
+};
+
 // Takes pages for a range of a memfd now, so that touching them later cannot fail. 0, or what the system said.
 int commit_bytes(int fd, uint64_t offset, uint64_t bytes);
 
@@ -41,8 +51,7 @@ int commit_bytes(int fd, uint64_t offset, uint64_t bytes);
 // which may be long after teardown.
 class Mapping {
  public:
-  static Mapping* create(const std::vector<RingShape>& rings, uint32_t block_capacity, uint64_t pool_bytes, uint64_t budget_bytes,
-                         std::span<const unsigned char, 16> nonce);
+  static Mapping* create(const ArenaShape& shape, std::span<const unsigned char, 16> nonce);
   // Opens /proc/<pid>/fd/<fd>. Throws ArenaError ("not reachable this way: ...") if that is not the arena with this nonce.
   static Mapping* attach(int pid, int fd, std::span<const unsigned char, 16> nonce);
 
@@ -59,6 +68,19 @@ class Mapping {
   uint64_t pool_offset() const { return pool_offset_; }
   uint32_t block_capacity() const { return block_capacity_; }
   BlockHeader& block(uint32_t index) const { return reinterpret_cast<BlockHeader*>(base_ + blocks_offset_)[index]; }
+  uint32_t board_count() const { return board_count_; }
+  BoardRow& board_row(uint32_t index) const { return reinterpret_cast<BoardRow*>(base_ + board_offset_)[index]; }
+  uint32_t claim_count() const { return claim_count_; }
+  std::atomic<uint64_t>& claim(uint64_t execution) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(base_ + claims_offset_)[execution & (claim_count_ - 1)];
+  }
+  uint32_t record_capacity() const { return record_capacity_; }
+  Record& record(uint32_t index) const { return reinterpret_cast<Record*>(base_ + records_offset_)[index]; }
+  uint32_t node_count() const { return node_count_; }
+  NodeCounters& node(uint32_t index) const { return reinterpret_cast<NodeCounters*>(base_ + nodes_offset_)[index]; }
+  // After a seq_cst store that the owner may be waiting for.
+  void ring_bell() const { raycomm::ring_bell(header().doorbell, waker_); }
+  int waker_end() const { return waker_end_; }  // the reading end, in the owner; -1: none
   RingHeader& ring(uint32_t channel, RingShape& shape) const;  // found by channel id; shape is a checked private copy
   int fd() const { return fd_; }
   int pidfd() const { return pidfd_; }
@@ -70,11 +92,13 @@ class Mapping {
  private:
   Mapping() = default;
   ~Mapping();
+  void remember(const ArenaHeader& header);  // a checked or own one
   unsigned char* base_ = nullptr;
   uint64_t file_bytes_ = 0, blocks_offset_ = 0, pool_offset_ = 0;
   uint32_t block_capacity_ = 0, ring_count_ = 0, epoch_ = 0;
-  uint64_t rings_offset_ = 0;
-  int fd_ = -1, pidfd_ = -1;
+  uint64_t rings_offset_ = 0, board_offset_ = 0, claims_offset_ = 0, records_offset_ = 0, nodes_offset_ = 0;
+  uint32_t board_count_ = 0, claim_count_ = 0, record_capacity_ = 0, node_count_ = 0;
+  int fd_ = -1, pidfd_ = -1, waker_ = -1, waker_end_ = -1;
   std::atomic<uint32_t> refs_{1};
 };
 
@@ -102,10 +126,14 @@ class MappingRef {
   Mapping* mapping_ = nullptr;
 };
 
+class Board;
+class Pool;
+
 // The processes of a graph as one of them knows them: its own arena and those of its peers, by process index.
 class Neighbourhood {
  public:
-  Neighbourhood(MappingRef own, uint32_t process) : own_(std::move(own)), process_(process) {}
+  Neighbourhood(MappingRef own, uint32_t process);
+  ~Neighbourhood();
 
   Mapping& own() const { return *own_; }
   MappingRef own_ref() const { return own_; }
@@ -120,16 +148,23 @@ class Neighbourhood {
   bool look_for_dead() const;
   bool alive(uint32_t process) const;
 
+  Board& board() const { return *board_; }
+  // From now on `driver`'s arena is the one with the board, the claims and the budget.
+  void join(uint32_t driver);
+  MappingRef driver() const { return driver_; }  // the own one before
+
   WaitPolicy policy;
+  std::weak_ptr<Pool> pool;  // of this process, to be trimmed while it waits
 
  private:
   struct Peer {
     uint32_t process;
     MappingRef mapping;
   };
-  MappingRef own_;
+  MappingRef own_, driver_;
   uint32_t process_;
   std::vector<Peer> peers_;
+  std::unique_ptr<Board> board_;
 };
 
 }  // namespace raycomm

@@ -35,7 +35,8 @@ using BufferFactory = PyObject* (*)(Storage* storage, bool writable);
 
 class Decoder {
  public:
-  explicit Decoder(BufferFactory make_buffer) : make_buffer_(make_buffer) {}
+  // `share_tensors`: tensors stand on blocks that other processes read too; the user has promised that nobody writes to them.
+  explicit Decoder(BufferFactory make_buffer, bool share_tensors = false) : make_buffer_(make_buffer), share_tensors_(share_tensors) {}
 
   // The value of an open message. `shared`: other processes read the same blocks, so nothing writable may be built on them.
   // Null with a Python error set (SerializationError for whatever cannot be decoded, or what interrupted it). Holds every block of the message
@@ -73,6 +74,7 @@ class Decoder {
   const unsigned char* take_bytes(size_t n);
 
   BufferFactory make_buffer_;
+  bool share_tensors_;
   const unsigned char *cur_ = nullptr, *end_ = nullptr;
   std::vector<Part> parts_;
   std::vector<PyObject*> objects_;  // tensors and arrays of this message, in order; strong references while decoding

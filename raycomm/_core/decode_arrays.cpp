@@ -71,7 +71,7 @@ void Storage::release() {
 // Storage for a view of a part: the block itself, or a copy of it (small parts always; shared blocks unless a read-only view will do).
 Storage* Decoder::storage_for(const Part& part, bool read_only_will_do, bool& writable) {
   writable = !(part.lease && shared_ && read_only_will_do);
-  if (part.lease && (!shared_ || read_only_will_do)) {
+  if (part.lease && (!shared_ || read_only_will_do || share_tensors_)) {
     part.lease->add_ref();
     return Storage::leased(part.lease, part.data, part.bytes);
   }

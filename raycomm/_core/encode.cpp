@@ -27,6 +27,7 @@ void Encoder::reset(unsigned char* region, size_t bytes) {
   Py_CLEAR(adopted_);
   message_.buffers.clear();
   message_.kind = Kind::value;
+  message_.pickles = 0;
   if (own_.size() > (1u << 20)) std::vector<unsigned char>().swap(own_);  // a rare large payload does not pin its memory
   begin_ = cur_ = region;
   end_ = region + bytes;
@@ -85,18 +86,19 @@ bool Encoder::encode(PyObject* value) {
     case Result::unknown: break;
   }
   reset(region, static_cast<size_t>(region_end - region));
-  PyObject* function = codec_function("encode");
+  PyObject* function = codec_function("encode_counted");
   if (!function) return false;
-  PyObject* pair = PyObject_CallOneArg(function, value);
+  PyObject* made = PyObject_CallFunctionObjArgs(function, value, allow_pickle_ ? Py_True : Py_False, nullptr);
   Py_DECREF(function);
-  if (!pair) return false;
-  if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
-    Py_DECREF(pair);
-    PyErr_SetString(PyExc_TypeError, "raycomm.codec.encode must return (payload, buffers)");
+  if (!made) return false;
+  if (!PyTuple_Check(made) || PyTuple_GET_SIZE(made) != 3) {
+    Py_DECREF(made);
+    PyErr_SetString(PyExc_TypeError, "raycomm.codec.encode_counted must return (payload, buffers, pickles)");
     return false;
   }
-  const bool ok = adopt(PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1));
-  Py_DECREF(pair);
+  message_.pickles = static_cast<uint32_t>(PyLong_AsUnsignedLongMask(PyTuple_GET_ITEM(made, 2)));
+  const bool ok = adopt(PyTuple_GET_ITEM(made, 0), PyTuple_GET_ITEM(made, 1));
+  Py_DECREF(made);
   return ok;
 }
 

@@ -23,7 +23,7 @@ enum TensorFlags : unsigned char { kHasStrides = 1, kRequiresGrad = 2, kParamete
 
 class Encoder {
  public:
-  Encoder() = default;
+  explicit Encoder(bool allow_pickle = true) : allow_pickle_(allow_pickle) {}
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
   ~Encoder() { reset(nullptr, 0); }
@@ -63,6 +63,7 @@ class Encoder {
   void array_header(size_t n);
   void ext_header(int8_t ext, size_t n);
 
+  bool allow_pickle_;
   unsigned char *begin_ = nullptr, *cur_ = nullptr, *end_ = nullptr;
   std::vector<unsigned char> own_;
   Outgoing message_;

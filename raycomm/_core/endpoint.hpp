@@ -2,70 +2,22 @@
 #pragma once
 
 #include <Python.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "decode.hpp"
 #include "encode.hpp"
 #include "ring.hpp"
+#include "waiting.hpp"
 
 namespace raycomm {
-
-// Raised to Python; runtime/channel code turns them into errors that name graph, edge and execution.
-extern PyObject *g_timed_out, *g_closed, *g_pool_full, *g_misuse, *g_overfull;
 
 // What a reader does once its own arena is closed: the driver still takes what was published, a loop leaves at once.
 enum class AfterClose { drain, leave };
 
-// Seconds to a deadline; negative: none, 0: already over, so that only one look is taken.
-int64_t deadline_after(double seconds);
-
-// One thread at a time and only in the process that made it; anything else is a clear error, not corruption.
-class Turn {
- public:
-  Turn(std::atomic<bool>& busy, uint32_t made_under, const char* what);
-  ~Turn() {
-    if (held_) busy_.store(false, std::memory_order_release);
-  }
-  explicit operator bool() const { return held_; }
-
- private:
-  std::atomic<bool>& busy_;
-  bool held_ = false;
-};
-
-// For the driver, where any thread may come: waits for its turn, up to the deadline, in slices so that signals are seen.
-// All of it is native because Ctrl-C can strike between any two Python instructions, and a lock taken there would stay taken.
-class Queue {
- public:
-  enum class Entered { yes, timed_out, raised };
-  // `served()` is asked with the GIL held after each slice; true: there is nothing left to wait for (counts as timed_out).
-  template <class Served>
-  Entered enter(int64_t deadline, const Served& served);
-
-  // Leaves on every way out, also by a C++ exception.
-  class Turn {
-   public:
-    explicit Turn(Queue& queue) : queue_(queue) {}
-    Turn(const Turn&) = delete;
-    ~Turn() {
-      queue_.held_.store(false, std::memory_order_release);
-      queue_.mutex_.unlock();
-    }
-
-   private:
-    Queue& queue_;
-  };
-
- private:
-  std::timed_mutex mutex_;
-  std::atomic<bool> held_{false};
-  pthread_t owner_{};  // looked at only to recognise oneself
-};
+class Reader;
 
 class Arena {
  public:
@@ -73,23 +25,30 @@ class Arena {
   std::shared_ptr<Neighbourhood> graph;
   std::shared_ptr<Pool> pool;  // once the budget's arena is known
 
-  // Waits on the own doorbell until every given process's loop has left or its process has died; false if the deadline passed.
+  // Waits on the own doorbell until every given process's loop has left or its process has died; 0 if the deadline passed.
   // Returns -1 with a Python error set on a signal.
   int wait_left(const std::vector<uint32_t>& processes, double seconds);
+  // Waits until `wanted` of the results (reader, execution) are there or the graph has ended; 0 if the deadline passed, -1 with an error set.
+  int wait_results(const std::vector<std::pair<const Reader*, uint64_t>>& results, size_t wanted, double seconds);
 };
 
-class Reader;
+// One channel that a writer writes, with what its edge was given.
+struct WriterChannel {
+  uint32_t channel;
+  std::vector<uint32_t> readers;
+  bool allow_pickle = true;
+};
 
 // Writes one value to one ring, or several values to several rings in one step (all of them or none).
 class Writer {
  public:
-  Writer(const Arena& arena, const std::vector<std::pair<uint32_t, std::vector<uint32_t>>>& channels);
+  Writer(const Arena& arena, const std::vector<WriterChannel>& channels);
 
   bool write(PyObject* const* values, size_t count, double seconds);           // false: Python error set, nothing published
   // The driver's write: any thread, in order. Makes the refs itself, one per queue: instances of `ref_type` with `_graph`, `_queue`, `_index` and
   // `_value` (= pending) set, after the values are published, while the first actor is already at work. No Python code runs in between, so an
   // interrupt cannot lose a ref whose execution is under way. A tuple of refs; None if `in_flight_limit` executions are under way;
-  // null: Python error set, nothing published.
+  // null: Python error set, nothing published. Where memory is short and results can be taken aside, that error is PoolBusy.
   PyObject* submit(PyObject* const* values, size_t count, PyTypeObject* ref_type, PyObject* graph, PyObject* queues, PyObject* pending,
                    const std::vector<const Reader*>& outputs, uint64_t in_flight_limit, double seconds);
   bool write_failure(PyObject* payload, PyObject* buffers, double seconds);    // the same failure to every ring
@@ -97,22 +56,37 @@ class Writer {
   size_t size() const { return rings_.size(); }
 
  private:
+  enum class Memory { retry, raised };
   bool write_now(PyObject* const* values, size_t count, int64_t deadline);
   bool wait_for_room(int64_t deadline);
   bool stage_and_publish(int64_t deadline);
+  Memory wait_for_memory(const PoolExhausted& report, uint64_t began, int64_t deadline);
   Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;
   std::shared_ptr<Pool> pool_;
   std::vector<RingWriter> rings_;
   std::vector<std::unique_ptr<Encoder>> encoders_;
   std::vector<RingWriter::Staged> staged_;
+  const std::vector<const Reader*>* outputs_ = nullptr;  // during submit: results that may be taken aside to free memory
+  int64_t hopeless_since_ = 0;                           // since when a shortage looks as if it will not pass
+  uint64_t hopeless_changes_ = 0;
   RecentWaits recent_;
   std::atomic<bool> busy_{false};
 };
 
+// A reader's place in its process.
+struct ReaderRole {
+  AfterClose after_close = AfterClose::leave;
+  uint32_t subject = kNoCall;   // the call that begins once a read has returned, by its place in the list of actions
+  bool first = false;           // its read begins an iteration
+  bool claims = false;          // it reads the input: it says that an execution has begun, unless that was cancelled
+  bool share_tensors = false;
+  static constexpr uint32_t kNoCall = 0xffff;
+};
+
 class Reader {
  public:
-  Reader(const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject, BufferFactory make_buffer);
+  Reader(const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, ReaderRole role, BufferFactory make_buffer);
 
   PyObject* read(double seconds);                                // new reference; null: Python error set
   // The driver's read: any thread. Takes messages until execution `index` has been taken. Its value becomes attribute `_value` of `ref`;
@@ -123,19 +97,24 @@ class Reader {
   bool skip(double seconds);                                     // takes one message without decoding it
   bool ready() const { return ring_.ready(); }
   uint64_t taken() const { return ring_.taken(); }
+  uint64_t published() const { return ring_.published(); }
 
  private:
-  bool wait_ready(int64_t deadline);
+  bool wait_ready(int64_t deadline, uint64_t began);
   bool fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int64_t deadline);
+  bool begin_execution(uint64_t execution) const;  // false: it was cancelled
   Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;
   RingReader ring_;
   Decoder decoder_;
   Incoming message_;
   RecentWaits recent_;
-  AfterClose after_close_;
-  uint32_t subject_;  // what the process does once this read has returned: an action of its list
+  ReaderRole role_;
+  ProcessSet writer_{};
   std::atomic<bool> busy_{false};
 };
+
+// The driver's claim on an execution that nobody has begun: true if no actor will run it.
+bool cancel_execution(const Mapping& driver, uint64_t execution);
 
 }  // namespace raycomm

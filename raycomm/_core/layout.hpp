@@ -12,24 +12,45 @@
 //     40       rings_offset          u64
 //     48       blocks_offset         u64   block table
 //     56       pool_offset           u64   bulk bytes
-//     64       ring_count            u32
-//     68       block_capacity        u32
-//     128      closed                u64   0 open, else reason | process << 32; set once, by anyone
-//     192      doorbell.counter      u32   the futex word of this process
-//     196      doorbell.sleepers     u32
-//     256      free_stack            u64   block index + 1 of the block released last, 0 if none
-//     320      activity              u64   what the owner does: kind | subject << 32
-//     384      budget_limit          u64   of the whole graph; only the driver's arena's is used
-//     392      budget_used           u64
-//     448      loop_state            u32   0 none, 1 running, 2 left
+//     64       ring_count           u32
+//     68       block_capacity       u32
+//     72       board_offset         u64
+//     80       claims_offset        u64
+//     88       records_offset       u64
+//     96       nodes_offset         u64
+//     104      board_count          u32   rows; only the driver's arena has any
+//     108      claim_count          u32   likewise; a power of two
+//     112      record_capacity      u32   a power of two
+//     116      node_count           u32
+//     120      waker                u32   descriptor of a pipe's writing end in the owner, kNoWaker: none
+//     128      closed               u64   0 open, else reason | process << 32; set once, by anyone
+//     192      doorbell.counter     u32   the futex word of this process
+//     196      doorbell.sleepers    u32
+//     200      doorbell.armed       u32   1: an event loop waits at the waker's reading end
+//     256      free_stack           u64   block index + 1 of the block released last, 0 if none
+//     320      record_count         u64   records written so far; by the owner only
+//     328      start_ticks          u64   the tick counter and the clock when the arena was made
+//     336      start_ns             u64
+//     344      pool_committed       u64   bytes of the pool that are backed by memory
+//     352      block_count          u32   entries of the block table in use
+//     384      budget_limit         u64   of the whole graph; only the driver's arena's is used
+//     392      budget_used          u64
+//     400      budget_wanted_ns     u64   when a process last found the budget used up
+//     448      loop_state           u32   0 none, 1 running, 2 left
 //   rings_offset   ring 0, ring 1, ... each 64-byte aligned
+//   board_offset   BoardRow[board_count], 128 bytes each: what each process of the graph does now
+//   claims_offset  u64[claim_count]: execution * 4 + 1 started, + 2 cancelled; at execution modulo claim_count
+//   records_offset Record[record_capacity], 32 bytes each: the flight recorder, oldest overwritten first
+//   nodes_offset   NodeCounters[node_count], 64 bytes each, by place in the owner's list of actions
 //   blocks_offset  BlockHeader[block_capacity], 64 bytes each
 //   pool_offset    bulk bytes, page aligned, committed by fallocate as the pool grows
 //
 //   ring (one per channel: one writer, the arena's owner, and a fixed set of readers)
 //   0        slots u32 (a power of two), slot_bytes u32, reader_count u32, channel u32
-//   64       published             u64   messages published so far; written by the writer only
+//   64       published             u64   messages published so far; written by the writer only, like the rest of this line
+//   72       counters: bytes, messages in blocks, pickled values, failures, waits for room, ticks waited, u64 each
 //   128      taken[reader]         u64   messages taken so far; 64 bytes each, written by that reader only
+//            behind it on its line: reads that found nothing and waited, and ticks they waited, u64 each
 //   128 + 64 * reader_count        slot 0, slot 1, ... slot_bytes each
 //
 //   slot
@@ -54,6 +75,9 @@
 //   free_stack               any reader process       pushes a block whose last bit it cleared
 //                            writer                   takes the whole stack at once (so there is no ABA)
 //   closed                   any process              once, 0 -> reason
+//   board row, records       its process              relaxed stores: they say how things stand, and order nothing
+//   claims                   who reads the input      compare-and-swap, when an execution begins
+//                            driver                   compare-and-swap, when it cancels one that has not begun
 #pragma once
 
 #include <atomic>
@@ -63,20 +87,24 @@
 namespace raycomm {
 
 inline constexpr uint64_t kMagic = 0x314d4d4f43594152ull;
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 inline constexpr size_t kLine = 64;
 inline constexpr uint32_t kInline = 0xffffffffu;
+inline constexpr uint32_t kNoWaker = 0xffffffffu;
+inline constexpr uint32_t kDriver = 0;
 inline constexpr uint32_t kMaxProcesses = 256;
 inline constexpr uint32_t kHolderWords = kMaxProcesses / 64;
 
 enum class Closed : uint32_t { open = 0, teardown = 1, peer_died = 2, failed = 3 };
 enum class Kind : uint32_t { value = 1, failure = 2 };
-enum class Activity : uint32_t { idle = 0, reading = 1, computing = 2, writing = 3 };
+// What a process does. Reading, writing (waiting for room) and memory are waits: the board row says for whom.
+enum class Activity : uint32_t { idle = 0, reading = 1, computing = 2, writing = 3, memory = 4 };
 enum class LoopState : uint32_t { none = 0, running = 1, left = 2 };
 
 struct alignas(kLine) Doorbell {
   std::atomic<uint32_t> counter;
   std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> armed;
 };
 
 struct ArenaHeader {
@@ -90,17 +118,43 @@ struct ArenaHeader {
   uint64_t pool_offset;
   uint32_t ring_count;
   uint32_t block_capacity;
+  uint64_t board_offset;
+  uint64_t claims_offset;
+  uint64_t records_offset;
+  uint64_t nodes_offset;
+  uint32_t board_count;
+  uint32_t claim_count;
+  uint32_t record_capacity;
+  uint32_t node_count;
+  uint32_t waker;
   alignas(kLine) std::atomic<uint64_t> closed;
   Doorbell doorbell;
   alignas(kLine) std::atomic<uint64_t> free_stack;
-  alignas(kLine) std::atomic<uint64_t> activity;
+  alignas(kLine) std::atomic<uint64_t> record_count;
+  uint64_t start_ticks;
+  uint64_t start_ns;
+  std::atomic<uint64_t> pool_committed;
+  std::atomic<uint32_t> block_count;
   alignas(kLine) uint64_t budget_limit;
   std::atomic<uint64_t> budget_used;
+  std::atomic<uint64_t> budget_wanted_ns;
   alignas(kLine) std::atomic<uint32_t> loop_state;
 };
 
 struct alignas(kLine) Cursor {
   std::atomic<uint64_t> value;
+  std::atomic<uint64_t> waits;
+  std::atomic<uint64_t> waited;
+};
+
+struct alignas(kLine) Published {
+  std::atomic<uint64_t> value;
+  std::atomic<uint64_t> bytes;
+  std::atomic<uint64_t> in_blocks;
+  std::atomic<uint64_t> pickles;
+  std::atomic<uint64_t> failures;
+  std::atomic<uint64_t> waits;
+  std::atomic<uint64_t> waited;
 };
 
 struct RingHeader {
@@ -108,8 +162,28 @@ struct RingHeader {
   uint32_t slot_bytes;
   uint32_t reader_count;
   uint32_t channel;
-  alignas(kLine) Cursor published;
+  Published published;
   // Cursor taken[reader_count], then the slots.
+};
+
+// What a process does now. One store per change of state: kind, subject and since when lie in one word.
+struct alignas(kLine) BoardRow {
+  std::atomic<uint64_t> activity;                             // kind | subject << 4 | (ticks >> 16) << 20; see board.hpp
+  std::atomic<uint64_t> iteration;                            // executions finished; the one under way has this number
+  alignas(kLine) std::atomic<uint64_t> waits_for[kHolderWords];  // processes, one bit each; of use while the kind is a wait
+};
+
+// One operation of the flight recorder.
+struct Record {
+  uint64_t start, end;  // ticks
+  uint64_t bytes;
+  uint32_t iteration;
+  uint16_t kind;     // Activity: reading (with its wait), computing, writing (with its waits)
+  uint16_t subject;  // channel, or place in the list of actions
+};
+
+struct alignas(kLine) NodeCounters {
+  std::atomic<uint64_t> calls, ticks, longest;
 };
 
 struct SlotHeader {
@@ -140,7 +214,7 @@ struct alignas(kLine) BlockHeader {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 static_assert(sizeof(ArenaHeader) == 512 && sizeof(BlockHeader) == 64 && sizeof(SlotHeader) == 32 && sizeof(BufferEntry) == 16);
-static_assert(sizeof(RingHeader) == 128 && offsetof(RingHeader, published) == 64);
+static_assert(sizeof(RingHeader) == 128 && sizeof(BoardRow) == 128 && sizeof(Record) == 32 && sizeof(NodeCounters) == 64 && offsetof(RingHeader, published) == 64);
 
 inline constexpr size_t align_up(size_t value, size_t to) { return (value + to - 1) & ~(to - 1); }
 inline constexpr size_t frame_table_offset(size_t payload_bytes) { return align_up(payload_bytes, 8); }

@@ -2,9 +2,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <map>
 
 #include "endpoint.hpp"
 #include "gil.hpp"
@@ -49,18 +51,95 @@ std::span<const unsigned char, 16> nonce_of(const nb::bytes& nonce) {
   return std::span<const unsigned char, 16>(reinterpret_cast<const unsigned char*>(nonce.c_str()), 16);
 }
 
-using RingTuple = nb::typed<nb::tuple, uint32_t, uint32_t, uint32_t, uint32_t>;
-
 std::shared_ptr<Arena> create_arena(uint32_t process, const std::vector<nb::tuple>& rings, uint32_t block_capacity, uint64_t pool_bytes,
-                                    uint64_t budget_bytes, const nb::bytes& nonce, double spin_us, double yield_us) {
-  std::vector<RingShape> shapes;
+                                    uint64_t budget_bytes, const nb::bytes& nonce, double spin_us, double yield_us, uint32_t processes,
+                                    uint32_t claims, uint32_t records, uint32_t nodes, bool waker) {
+  ArenaShape shape{{}, block_capacity, pool_bytes, budget_bytes, processes, claims, records, nodes, waker};
   for (const nb::tuple& ring : rings)
-    shapes.push_back({nb::cast<uint32_t>(ring[0]), nb::cast<uint32_t>(ring[1]), nb::cast<uint32_t>(ring[2]), nb::cast<uint32_t>(ring[3])});
-  MappingRef own(Mapping::create(shapes, block_capacity, pool_bytes, budget_bytes, nonce_of(nonce)));
+    shape.rings.push_back({nb::cast<uint32_t>(ring[0]), nb::cast<uint32_t>(ring[1]), nb::cast<uint32_t>(ring[2]), nb::cast<uint32_t>(ring[3])});
+  MappingRef own(Mapping::create(shape, nonce_of(nonce)));
   auto graph = std::make_shared<Neighbourhood>(std::move(own), process);
   graph->policy.spin_ns = static_cast<int64_t>(spin_us * 1e3);
   graph->policy.yield_ns = static_cast<int64_t>(yield_us * 1e3);
   return std::make_shared<Arena>(std::move(graph));
+}
+
+void join(Arena& arena, uint32_t driver, const std::vector<std::pair<uint64_t, std::string>>& memory_limits) {
+  arena.graph->join(driver);
+  std::vector<MemoryLimit> limits;
+  for (const auto& [bytes, used] : memory_limits) limits.push_back({bytes, used});
+  arena.pool = std::make_shared<Pool>(arena.graph, std::move(limits));
+  arena.graph->pool = arena.pool;
+}
+
+nb::tuple doing(const Arena& arena, uint32_t process) {
+  const Doing doing = arena.graph->board().doing(process);
+  nb::list peers;
+  for (uint32_t p = 0; p < kMaxProcesses; ++p)
+    if (is_in(doing.waits_for, p)) peers.append(p);
+  return nb::make_tuple(static_cast<uint32_t>(doing.kind), doing.subject, doing.seconds, doing.iteration, nb::tuple(peers));
+}
+
+// (kind, subject, iteration, start in ns of CLOCK_MONOTONIC, duration in ns, bytes), oldest first.
+nb::list records(const Arena& arena, uint32_t process, size_t last) {
+  const MappingRef mapping = arena.graph->peer(process);
+  const TickScale scale(*mapping);
+  nb::list rows;
+  const std::vector<Record> recent = recent_records(*mapping);
+  for (size_t i = recent.size() > last ? recent.size() - last : 0; i < recent.size(); ++i) {
+    const Record& r = recent[i];
+    rows.append(nb::make_tuple(r.kind, r.subject, r.iteration, scale.clock_ns(r.start), scale.ns(r.end > r.start ? r.end - r.start : 0), r.bytes));
+  }
+  return rows;
+}
+
+// (calls, seconds in all, seconds of the longest) by place in the process's list of actions.
+nb::list node_counters(const Arena& arena, uint32_t process) {
+  const MappingRef mapping = arena.graph->peer(process);
+  const TickScale scale(*mapping);
+  nb::list rows;
+  for (uint32_t i = 0; i < mapping->node_count(); ++i) {
+    const NodeCounters& node = mapping->node(i);
+    rows.append(nb::make_tuple(node.calls.load(std::memory_order_relaxed), scale.ns(node.ticks.load(std::memory_order_relaxed)) * 1e-9,
+                               scale.ns(node.longest.load(std::memory_order_relaxed)) * 1e-9));
+  }
+  return rows;
+}
+
+nb::dict channel_counters(const Arena& arena, uint32_t writer, uint32_t channel) {
+  const MappingRef mapping = arena.graph->peer(writer);
+  const TickScale scale(*mapping);
+  RingShape shape;
+  const RingHeader& ring = mapping->ring(channel, shape);
+  const Published& line = ring.published;
+  const auto at = [](const std::atomic<uint64_t>& word) { return word.load(std::memory_order_relaxed); };
+  nb::dict counters;
+  counters["published"] = at(line.value);
+  counters["bytes"] = at(line.bytes);
+  counters["in_blocks"] = at(line.in_blocks);
+  counters["pickles"] = at(line.pickles);
+  counters["failures"] = at(line.failures);
+  counters["write_waits"] = at(line.waits);
+  counters["write_waited_s"] = scale.ns(at(line.waited)) * 1e-9;
+  nb::list readers;
+  const Cursor* taken = reinterpret_cast<const Cursor*>(reinterpret_cast<const unsigned char*>(&ring) + sizeof(RingHeader));
+  for (uint32_t r = 0; r < shape.readers; ++r)
+    readers.append(nb::make_tuple(at(taken[r].value), at(taken[r].waits), scale.ns(at(taken[r].waited)) * 1e-9));
+  counters["readers"] = readers;
+  return counters;
+}
+
+// Bytes of a process's blocks by who holds them, as its block table in shared memory says.
+nb::dict block_holders(const Arena& arena, uint32_t process) {
+  const MappingRef mapping = arena.graph->peer(process);
+  std::map<uint32_t, uint64_t> bytes;
+  const uint32_t count = std::min(mapping->header().block_count.load(std::memory_order_acquire), mapping->block_capacity());
+  for (uint32_t i = 0; i < count; ++i)
+    for (uint32_t p = 0; p < kMaxProcesses; ++p)
+      if (mapping->block(i).holders[p / 64].load(std::memory_order_relaxed) >> (p % 64) & 1) bytes[p] += mapping->block(i).bytes;
+  nb::dict holders;
+  for (const auto& [p, held] : bytes) holders[nb::int_(p)] = held;
+  return holders;
 }
 
 // Encodes to (payload, buffers as bytes) without a ring; with decode_value the codec's test surface.
@@ -94,6 +173,9 @@ nb::dict layout() {
   d["BufferEntry"] = sizeof(BufferEntry);
   d["BlockHeader"] = sizeof(BlockHeader);
   d["Cursor"] = sizeof(Cursor);
+  d["BoardRow"] = sizeof(BoardRow);
+  d["Record"] = sizeof(Record);
+  d["NodeCounters"] = sizeof(NodeCounters);
 #define RAYCOMM_FIELD(type, field) d[#type "." #field] = offsetof(type, field)
   RAYCOMM_FIELD(ArenaHeader, magic);
   RAYCOMM_FIELD(ArenaHeader, layout_version);
@@ -105,13 +187,28 @@ nb::dict layout() {
   RAYCOMM_FIELD(ArenaHeader, pool_offset);
   RAYCOMM_FIELD(ArenaHeader, ring_count);
   RAYCOMM_FIELD(ArenaHeader, block_capacity);
+  RAYCOMM_FIELD(ArenaHeader, board_offset);
+  RAYCOMM_FIELD(ArenaHeader, claims_offset);
+  RAYCOMM_FIELD(ArenaHeader, records_offset);
+  RAYCOMM_FIELD(ArenaHeader, nodes_offset);
+  RAYCOMM_FIELD(ArenaHeader, board_count);
+  RAYCOMM_FIELD(ArenaHeader, claim_count);
+  RAYCOMM_FIELD(ArenaHeader, record_capacity);
+  RAYCOMM_FIELD(ArenaHeader, node_count);
+  RAYCOMM_FIELD(ArenaHeader, waker);
   RAYCOMM_FIELD(ArenaHeader, closed);
   RAYCOMM_FIELD(ArenaHeader, doorbell.counter);
   RAYCOMM_FIELD(ArenaHeader, doorbell.sleepers);
+  RAYCOMM_FIELD(ArenaHeader, doorbell.armed);
   RAYCOMM_FIELD(ArenaHeader, free_stack);
-  RAYCOMM_FIELD(ArenaHeader, activity);
+  RAYCOMM_FIELD(ArenaHeader, record_count);
+  RAYCOMM_FIELD(ArenaHeader, start_ticks);
+  RAYCOMM_FIELD(ArenaHeader, start_ns);
+  RAYCOMM_FIELD(ArenaHeader, pool_committed);
+  RAYCOMM_FIELD(ArenaHeader, block_count);
   RAYCOMM_FIELD(ArenaHeader, budget_limit);
   RAYCOMM_FIELD(ArenaHeader, budget_used);
+  RAYCOMM_FIELD(ArenaHeader, budget_wanted_ns);
   RAYCOMM_FIELD(ArenaHeader, loop_state);
   RAYCOMM_FIELD(RingHeader, slots);
   RAYCOMM_FIELD(RingHeader, slot_bytes);
@@ -145,7 +242,8 @@ NB_MODULE(_core, m) {
   install_fork_counter();
   g_timed_out = make_exception(m, "TimedOut", "The deadline passed; nothing was read or written.", PyExc_Exception);
   g_closed = make_exception(m, "Closed", "(reason, process): the arena was closed.", PyExc_Exception);
-  g_pool_full = make_exception(m, "PoolFull", "(wanted, free, limit, errno, {process: bytes held}): no block could be had.", PyExc_Exception);
+  g_pool_full = make_exception(m, "PoolFull", "(wanted, free, limit, errno, {process: bytes held}, shortage): no block can be had, and waiting will not help.", PyExc_Exception);
+  g_pool_busy = make_exception(m, "PoolBusy", "Messages on their way hold the memory: take finished results aside, then try again.", PyExc_Exception);
   g_overfull = make_exception(m, "Overfull", "As many results as allowed are kept already.", PyExc_Exception);
   g_misuse = make_exception(m, "Misuse", "Two threads on one endpoint, or use after fork.", PyExc_RuntimeError);
   nb::exception<ArenaError>(m, "ArenaError", PyExc_OSError);
@@ -156,6 +254,13 @@ NB_MODULE(_core, m) {
   m.attr("CLOSED_TEARDOWN") = static_cast<uint32_t>(Closed::teardown);
   m.attr("CLOSED_PEER_DIED") = static_cast<uint32_t>(Closed::peer_died);
   m.attr("CLOSED_FAILED") = static_cast<uint32_t>(Closed::failed);
+  m.attr("NO_CALL") = ReaderRole::kNoCall;
+  for (const auto& [name, value] : {std::pair("IDLE", Activity::idle), std::pair("READING", Activity::reading), std::pair("COMPUTING", Activity::computing),
+                                    std::pair("WRITING", Activity::writing), std::pair("MEMORY", Activity::memory)})
+    m.attr(name) = static_cast<uint32_t>(value);
+  for (const auto& [name, value] : {std::pair("SHORTAGE_PINNED", Shortage::pinned), std::pair("SHORTAGE_CIRCULAR", Shortage::circular),
+                                    std::pair("SHORTAGE_TOO_LARGE", Shortage::too_large)})
+    m.attr(name) = static_cast<uint32_t>(value);
   m.attr("LOOP_NONE") = static_cast<uint32_t>(LoopState::none);
   m.attr("LOOP_RUNNING") = static_cast<uint32_t>(LoopState::running);
   m.attr("LOOP_LEFT") = static_cast<uint32_t>(LoopState::left);
@@ -171,14 +276,14 @@ NB_MODULE(_core, m) {
 
   nb::class_<Arena>(m, "Arena")
       .def_static("create", &create_arena, nb::kw_only(), "process"_a, "rings"_a, "block_capacity"_a, "pool_bytes"_a, "budget_bytes"_a, "nonce"_a,
-                  "spin_us"_a, "yield_us"_a)
+                  "spin_us"_a, "yield_us"_a, "processes"_a = 0, "claims"_a = 0, "records"_a = 0, "nodes"_a = 0, "waker"_a = false)
       .def_prop_ro("process", [](const Arena& a) { return a.graph->process(); })
       .def_prop_ro("fd", [](const Arena& a) { return a.graph->own().fd(); })
       .def("attach", [](Arena& a, uint32_t process, int pid, int fd, const nb::bytes& nonce) {
         if (process >= kMaxProcesses) throw nb::value_error("process index out of range");
         a.graph->add_peer(process, MappingRef(Mapping::attach(pid, fd, nonce_of(nonce))));
       }, "process"_a, "pid"_a, "fd"_a, "nonce"_a)
-      .def("open_pool", [](Arena& a, uint32_t budget) { a.pool = std::make_shared<Pool>(a.graph->own_ref(), a.graph->peer(budget)); }, "budget_process"_a)
+      .def("join", &join, "driver"_a, "memory_limits"_a = std::vector<std::pair<uint64_t, std::string>>())
       .def("close", [](const Arena& a, uint32_t reason, uint32_t process) { a.graph->close_all(static_cast<Closed>(reason), process); }, "reason"_a,
            "process"_a)
       .def_prop_ro("closed", [](const Arena& a) {
@@ -187,19 +292,46 @@ NB_MODULE(_core, m) {
       })
       .def("alive", [](const Arena& a, uint32_t process) { return a.graph->alive(process); }, "process"_a)
       .def("look_for_dead", [](const Arena& a) { return a.graph->look_for_dead(); })
-      .def("activity", [](const Arena& a, uint32_t process) {
-        const uint64_t activity = a.graph->peer(process)->header().activity.load(std::memory_order_relaxed);
-        return std::pair<uint32_t, uint32_t>(static_cast<uint32_t>(activity), static_cast<uint32_t>(activity >> 32));
-      }, "process"_a)
+      .def("doing", &doing, "process"_a)
+      .def("records", &records, "process"_a, "last"_a)
+      .def("node_counters", &node_counters, "process"_a)
+      .def("channel_counters", &channel_counters, "writer"_a, "channel"_a)
+      .def("block_holders", &block_holders, "process"_a)
+      .def("committed", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().pool_committed.load(std::memory_order_relaxed); },
+           "process"_a)
       .def("mark", [](const Arena& a, uint32_t subject) {
-        a.graph->own().header().activity.store(static_cast<uint64_t>(Activity::computing) | uint64_t{subject} << 32, std::memory_order_relaxed);
+        const uint64_t now = ticks();
+        a.graph->board().close_call(now);
+        a.graph->board().open_call(subject, now);
       }, "subject"_a)
+      .def_prop_ro("waker", [](const Arena& a) { return a.graph->own().waker_end(); })
+      .def("arm", [](const Arena& a) { arm(a.graph->own().header().doorbell); })
+      .def("disarm", [](const Arena& a) { disarm(a.graph->own().header().doorbell); })
+      .def("cancel", [](const Arena& a, uint64_t execution) { return cancel_execution(*a.graph->driver(), execution); }, "execution"_a)
+      .def("wait_results", [](Arena& a, const std::vector<nb::tuple>& results, size_t wanted, double timeout) {
+        std::vector<std::pair<const Reader*, uint64_t>> rows;
+        for (const nb::tuple& row : results) rows.emplace_back(nb::cast<const Reader*>(row[0]), nb::cast<uint64_t>(row[1]));
+        const int result = a.wait_results(rows, wanted, timeout);
+        check(result >= 0);
+        return result == 1;
+      }, "results"_a, "wanted"_a, "timeout"_a)
+      .def("lend", [](Arena& a, uint64_t bytes) {
+        if (!a.pool) throw ArenaError("the arena has no pool yet: call join first");
+        unsigned char* data = nullptr;
+        try {
+          Lease* lease = a.pool->lend(bytes, data);
+          return nb::steal(make_buffer(Storage::leased(lease, data, bytes), true));
+        } catch (const PoolExhausted& report) {
+          raise_pool_full(report, Shortage::pinned);
+          raise();
+        }
+      }, "bytes"_a)
       .def("loop_state", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().loop_state.load(std::memory_order_acquire); },
            "process"_a)
       .def("set_loop_state", [](const Arena& a, uint32_t state, uint32_t watcher) {
         if (a.graph->own().made_under() != fork_epoch()) return;
         a.graph->own().header().loop_state.store(state, std::memory_order_seq_cst);  // ORDER parking: Arena::wait_left looks at it
-        ring_bell(a.graph->peer(watcher)->header().doorbell);
+        a.graph->peer(watcher)->ring_bell();
       }, "state"_a, "watcher"_a)
       .def("wait_left", [](Arena& a, const std::vector<uint32_t>& processes, double seconds) {
         const int result = a.wait_left(processes, seconds);
@@ -211,7 +343,12 @@ NB_MODULE(_core, m) {
       .def_prop_ro("budget_used", [](const Arena& a) { return a.graph->own().header().budget_used.load(std::memory_order_relaxed); });
 
   nb::class_<Writer>(m, "Writer")
-      .def(nb::init<const Arena&, const std::vector<std::pair<uint32_t, std::vector<uint32_t>>>&>(), "arena"_a, "channels"_a)
+      .def("__init__", [](Writer* self, const Arena& arena, const std::vector<nb::tuple>& channels) {
+        std::vector<WriterChannel> edges;
+        for (const nb::tuple& row : channels)
+          edges.push_back({nb::cast<uint32_t>(row[0]), nb::cast<std::vector<uint32_t>>(row[1]), nb::len(row) < 3 || nb::cast<bool>(row[2])});
+        new (self) Writer(arena, edges);
+      }, "arena"_a, "channels"_a)
       .def("write", [](Writer& w, nb::handle value, double timeout) {
         PyObject* values[1] = {value.ptr()};
         check(w.write(values, 1, timeout));
@@ -235,15 +372,18 @@ NB_MODULE(_core, m) {
       .def_prop_ro("published", &Writer::published);
 
   nb::class_<Reader>(m, "Reader")
-      .def("__init__", [](Reader* self, const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject) {
-        new (self) Reader(arena, writer, channel, index, after_close, subject, make_buffer);
-      }, "arena"_a, "writer"_a, "channel"_a, "index"_a, "after_close"_a, "subject"_a = 0)
+      .def("__init__", [](Reader* self, const Arena& arena, uint32_t writer, uint32_t channel, uint32_t index, AfterClose after_close, uint32_t subject,
+                          bool first, bool claims, bool share_tensors) {
+        new (self) Reader(arena, writer, channel, index, {after_close, subject, first, claims, share_tensors}, make_buffer);
+      }, "arena"_a, "writer"_a, "channel"_a, "index"_a, "after_close"_a, "subject"_a = ReaderRole::kNoCall, nb::kw_only(), "first"_a = false,
+           "claims"_a = false, "share_tensors"_a = false)
       .def("read", [](Reader& r, double timeout) { return owned(r.read(timeout)); }, "timeout"_a = -1.0)
       .def("fetch", [](Reader& r, nb::handle ref, nb::dict results, nb::set unwanted, uint64_t index, size_t limit, double timeout) {
         check(r.fetch(ref.ptr(), results.ptr(), unwanted.ptr(), index, limit, timeout));
       }, "ref"_a.none(), "results"_a, "unwanted"_a, "index"_a, "limit"_a, "timeout"_a)
       .def("skip", [](Reader& r, double timeout) { check(r.skip(timeout)); }, "timeout"_a = -1.0)
       .def_prop_ro("ready", &Reader::ready)
+      .def_prop_ro("published", &Reader::published)
       .def_prop_ro("taken", &Reader::taken);
 
   nb::class_<PingPong>(m, "PingPong")

@@ -7,11 +7,30 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "arena.hpp"
+#include "board.hpp"
 
 namespace raycomm {
+
+// One process's hold on one received block. Freed by any thread, without the GIL, even at interpreter exit.
+class Lease {
+ public:
+  Lease(MappingRef mapping, uint32_t index, uint32_t process) : mapping_(std::move(mapping)), index_(index), process_(process) {}
+  void add_ref() { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void release();
+
+ private:
+  ~Lease() = default;
+  MappingRef mapping_;
+  uint32_t index_, process_;
+  std::atomic<uint32_t> refs_{1};
+};
 
 struct HolderSet {
   std::array<uint64_t, kHolderWords> words{};
@@ -26,33 +45,73 @@ struct HolderSet {
 
 struct PoolExhausted {
   uint64_t wanted = 0, free = 0, limit = 0;
-  int system_error = 0;                                // of fallocate, 0 if the budget is what ran out
+  int system_error = 0;                                // of fallocate or the cgroup, 0 if the budget is what ran out
   std::vector<std::pair<uint32_t, uint64_t>> holders;  // process, bytes it holds in this pool
 };
 
-// Used by the owning process only, one thread at a time.
+// Why no block can be had.
+enum class Shortage : uint32_t {
+  passing = 0,    // messages on their way hold blocks, or others have been asked to return memory: wait
+  pinned = 1,     // all of it is held by views that users hold
+  circular = 2,   // those who hold messages wait, directly or not, for this process
+  too_large = 3,  // more than the limit
+};
+
+// Where messages of one channel go: who takes them, and how far each has come.
+struct Route {
+  const Cursor* taken;
+  std::vector<uint32_t> readers;
+};
+
+// A cgroup's memory limit and the file that says how much of it is used.
+struct MemoryLimit {
+  uint64_t bytes;
+  std::string used;
+};
+
+// Used by the owning process only. Its threads take turns at a lock: a loop or the driver's submit, whoever takes memory from it by name
+// (raycomm.empty), and whoever trims it while waiting.
 class Pool {
  public:
-  // `budget` is the arena whose header counts the memory of the whole graph (the driver's).
-  Pool(MappingRef own, MappingRef budget) : own_(std::move(own)), budget_(std::move(budget)) {}
+  // The budget of the whole graph is counted in the header of the driver's arena.
+  Pool(std::shared_ptr<const Neighbourhood> graph, std::vector<MemoryLimit> limits)
+      : graph_(std::move(graph)), own_(graph_->own_ref()), budget_(graph_->driver()), limits_(std::move(limits)) {}
 
   // A block of at least `bytes`, most recently released first (a fresh 16 MiB block costs 8 ms of page faults, a reused one 1 ms).
   // Throws PoolExhausted.
   uint32_t acquire(uint64_t bytes);
   void give_back(uint32_t index);                          // acquired, but not published
-  void publish(uint32_t index, const HolderSet& holders);  // before the ring's cursor moves
+  // Before the ring's cursor moves; `number` of the message on its route.
+  void publish(uint32_t index, const HolderSet& holders, uint32_t route, uint64_t number);
+  uint32_t add_route(Route route);
+  // Says why acquire found nothing, and on the board (since tick `began`) who has to move for that to change. `changes` differs from look to look while they move.
+  Shortage shortage(uint64_t wanted, uint64_t began, ProcessSet& waits_for, uint64_t& changes);
+  // Gives memory back to the budget if some process has lately found it used up: what lies free at the end of the pool.
+  void trim_if_wanted();
+
+  // Memory handed to the user to be filled in place: a block held by this process until the last view of it dies.
+  Lease* lend(uint64_t bytes, unsigned char*& data);
+  // The block lent at `data` if it has not been sent yet; it counts as sent from now on.
+  bool claim_lent(const void* data, uint64_t bytes, uint32_t& index);
+  void unclaim(uint32_t index);  // it was not sent after all
   unsigned char* bytes(uint32_t index) const { return own_->at(records_[index].offset); }  // not the shared copy: a reader could have changed it
   uint32_t generation(uint32_t index) const { return own_->block(index).generation.load(std::memory_order_relaxed); }
 
+  std::vector<std::pair<uint32_t, uint64_t>> holders();  // process, bytes of blocks it holds
   uint64_t committed() const { return committed_; }
-  uint64_t in_use() const;  // bytes of blocks that are not free, after collecting what readers released
+  uint64_t in_use();  // bytes of blocks that are not free, after collecting what readers released
 
  private:
   enum class State : uint8_t { free, filling, published, retired };  // retired: its bytes belong to another block now
-  struct Record {
+  struct Entry {
     uint64_t offset, bytes;
     State state;
+    uint32_t route;  // of a published block: kNoRoute until it is sent
+    uint64_t number;
   };
+  static constexpr uint32_t kNoRoute = 0xffffffffu;
+  uint32_t acquire_locked(uint64_t bytes);
+  bool on_its_way(uint32_t index, ProcessSet& waits_for) const;
   void collect();                        // takes what readers pushed on the free stack
   void scan();                           // looks at every block: what a reader that died between two stores left behind
   bool take_free(uint64_t bytes, uint64_t at_most, uint32_t& index);
@@ -65,25 +124,17 @@ class Pool {
   bool commit(uint64_t needed, int& error);
   void make_free(uint32_t index);
 
+  std::shared_ptr<const Neighbourhood> graph_;
   MappingRef own_, budget_;
-  std::vector<Record> records_;
+  std::vector<MemoryLimit> limits_;
+  std::mutex mutex_;
+  std::vector<Route> routes_;
+  std::unordered_map<const void*, uint32_t> lent_;  // not yet sent
+  int64_t short_since_ = 0;                         // when the budget was first found used up, 0: it is not
+  std::vector<Entry> records_;
   std::vector<uint32_t> retired_;
   std::map<uint64_t, std::vector<uint32_t>> free_;  // by block size; last in, first out
   uint64_t cursor_ = 0, committed_ = 0, free_bytes_ = 0;
-};
-
-// One process's hold on one received block. Freed by any thread, without the GIL, even at interpreter exit.
-class Lease {
- public:
-  Lease(MappingRef mapping, uint32_t index, uint32_t process) : mapping_(std::move(mapping)), index_(index), process_(process) {}
-  void add_ref() { refs_.fetch_add(1, std::memory_order_relaxed); }
-  void release();
-
- private:
-  ~Lease() = default;
-  MappingRef mapping_;
-  uint32_t index_, process_;
-  std::atomic<uint32_t> refs_{1};
 };
 
 // Clears `process`'s bit on a block; whoever clears the last bit pushes the block on its owner's free stack. Idempotent.

@@ -8,7 +8,7 @@ Cursor* cursors_of(RingHeader& ring) { return reinterpret_cast<Cursor*>(reinterp
 unsigned char* slots_of(RingHeader& ring, const RingShape& shape) { return reinterpret_cast<unsigned char*>(cursors_of(ring) + shape.readers); }
 }  // namespace
 
-RingWriter::RingWriter(const Neighbourhood& graph, uint32_t channel, const std::vector<uint32_t>& readers) : own_(graph.own_ref()) {
+RingWriter::RingWriter(const Neighbourhood& graph, uint32_t channel, const std::vector<uint32_t>& readers, Pool& pool) : own_(graph.own_ref()), ids_(readers) {
   ring_ = &own_->ring(channel, shape_);
   if (readers.size() != shape_.readers) throw ArenaError("the ring was laid out for another number of readers");
   taken_ = cursors_of(*ring_);
@@ -18,6 +18,22 @@ RingWriter::RingWriter(const Neighbourhood& graph, uint32_t channel, const std::
     holders_.add(process);
     readers_.push_back(graph.peer(process));
   }
+  route_ = pool.add_route({taken_, readers});
+}
+
+void RingWriter::add_laggards(ProcessSet& processes) const {
+  for (uint32_t r = 0; r < shape_.readers; ++r)
+    if (taken_[r].value.load(std::memory_order_relaxed) + shape_.slots <= published()) add_to(processes, ids_[r]);
+}
+
+void RingWriter::count_wait(uint64_t waited_ticks) {
+  ring_->published.waits.store(++counted_.waits, std::memory_order_relaxed);
+  ring_->published.waited.store(counted_.waited += waited_ticks, std::memory_order_relaxed);
+}
+
+void RingReader::count_wait(uint64_t waited_ticks) {
+  taken_->waits.store(taken_->waits.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  taken_->waited.store(taken_->waited.load(std::memory_order_relaxed) + waited_ticks, std::memory_order_relaxed);
 }
 
 bool RingWriter::has_room() const {
@@ -42,8 +58,11 @@ void RingWriter::stage(const Outgoing& message, Pool& pool, Staged& staged) cons
 
   staged.header = SlotHeader{static_cast<uint32_t>(published()), message.kind, message.payload_bytes, static_cast<uint32_t>(count), kInline, 0, 0};
   staged.blocks.clear();
+  staged.lent.clear();
   staged.copies.clear();
   staged.copy_bytes = 0;
+  staged.bytes = message.payload_bytes;
+  staged.pickles = message.pickles;
   try {
     unsigned char* base = inline_begin();
     if (frame > inline_bytes()) {
@@ -61,8 +80,14 @@ void RingWriter::stage(const Outgoing& message, Pool& pool, Staged& staged) cons
       const auto& buffer = message.buffers[i];
       BufferEntry entry{buffer.bytes, kInline, 0};
       unsigned char* to = small;
+      staged.bytes += buffer.bytes;
       if (buffer.bytes < kBlockThreshold) {
         small += align_up(buffer.bytes, 8);
+      } else if (pool.claim_lent(buffer.data, buffer.bytes, entry.block_index)) {
+        staged.lent.push_back(entry.block_index);
+        entry.block_generation = pool.generation(entry.block_index);
+        std::memcpy(base + table + i * sizeof entry, &entry, sizeof entry);
+        continue;
       } else {
         entry.block_index = pool.acquire(buffer.bytes);
         staged.blocks.push_back(entry.block_index);
@@ -81,19 +106,27 @@ void RingWriter::stage(const Outgoing& message, Pool& pool, Staged& staged) cons
 
 void RingWriter::abandon(Staged& staged, Pool& pool) const {
   for (uint32_t block : staged.blocks) pool.give_back(block);
+  for (uint32_t block : staged.lent) pool.unclaim(block);
   staged.blocks.clear();
+  staged.lent.clear();
 }
 
 void RingWriter::commit(const Staged& staged, Pool& pool) {
-  for (uint32_t block : staged.blocks) pool.publish(block, holders_);
   const uint64_t next = published();
+  for (uint32_t block : staged.blocks) pool.publish(block, holders_, route_, next);
+  for (uint32_t block : staged.lent) pool.publish(block, holders_, route_, next);
+  Published& line = ring_->published;
+  line.bytes.store(counted_.bytes += staged.bytes, std::memory_order_relaxed);
+  if (!staged.blocks.empty() || !staged.lent.empty()) line.in_blocks.store(++counted_.in_blocks, std::memory_order_relaxed);
+  if (staged.pickles != 0) line.pickles.store(counted_.pickles += staged.pickles, std::memory_order_relaxed);
+  if (staged.header.kind == Kind::failure) line.failures.store(++counted_.failures, std::memory_order_relaxed);
   std::memcpy(slot(next), &staged.header, sizeof staged.header);
   // ORDER publish: everything above is seen by a reader that sees this cursor (RingReader::ready). seq_cst for ORDER parking.
   ring_->published.value.store(next + 1, std::memory_order_seq_cst);
 }
 
 void RingWriter::notify() const {
-  for (const MappingRef& reader : readers_) ring_bell(reader->header().doorbell);
+  for (const MappingRef& reader : readers_) reader->ring_bell();
 }
 
 RingReader::RingReader(const Neighbourhood& graph, uint32_t writer, uint32_t channel, uint32_t reader)
@@ -186,7 +219,7 @@ void RingReader::close(const Incoming& message) {
   if (message.frame_block != kInline) let_go(*source_, message.frame_block, process_);
   ++next_;
   taken_->value.store(next_, std::memory_order_seq_cst);  // ORDER slot-release, and ORDER parking for a writer waiting for room
-  ring_bell(source_->header().doorbell);
+  source_->ring_bell();
 }
 
 void RingReader::discard(const Incoming& message) {

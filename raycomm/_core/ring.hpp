@@ -16,6 +16,7 @@ struct Outgoing {
   Kind kind = Kind::value;
   const unsigned char* payload = nullptr;
   size_t payload_bytes = 0;
+  uint32_t pickles = 0;  // values in it that had to be pickled
   struct Buffer {
     const void* data;
     size_t bytes;
@@ -29,11 +30,13 @@ inline constexpr size_t kBlockThreshold = 32768;
 class RingWriter {
  public:
   // `readers[r]` is the process that reads through cursor r.
-  RingWriter(const Neighbourhood& graph, uint32_t channel, const std::vector<uint32_t>& readers);
+  RingWriter(const Neighbourhood& graph, uint32_t channel, const std::vector<uint32_t>& readers, Pool& pool);
 
   uint32_t channel() const { return shape_.channel; }
   uint64_t published() const { return ring_->published.value.load(std::memory_order_relaxed); }
   bool has_room() const;  // seq_cst: may be a waiter's second look
+  void add_laggards(ProcessSet& processes) const;  // readers that keep it from having room
+  void count_wait(uint64_t waited_ticks);
 
   // The inline part of the next slot, to encode straight into it.
   unsigned char* inline_begin() const { return slot(published()) + sizeof(SlotHeader); }
@@ -42,7 +45,9 @@ class RingWriter {
   // A message laid out in slot and blocks but not yet visible; either publish() or abandon().
   struct Staged {
     SlotHeader header{};
-    std::vector<uint32_t> blocks;
+    std::vector<uint32_t> blocks, lent;  // lent: memory the user filled in place, not copied
+    size_t bytes = 0;                    // of the message
+    uint32_t pickles = 0;
     struct Copy {
       void* to;
       const void* from;
@@ -64,6 +69,11 @@ class RingWriter {
   Cursor* taken_;
   unsigned char* slots_;
   HolderSet holders_;
+  std::vector<uint32_t> ids_;  // of the readers' processes, by cursor
+  uint32_t route_;
+  struct {
+    uint64_t bytes = 0, in_blocks = 0, pickles = 0, failures = 0, waits = 0, waited = 0;
+  } counted_;  // as in shared memory, which only this writer changes
   std::vector<MappingRef> readers_;
   mutable uint64_t known_free_until_ = 0;  // published may go up to here without looking at the readers' cursors again
 };
@@ -89,6 +99,8 @@ class RingReader {
 
   uint32_t channel() const { return shape_.channel; }
   uint64_t taken() const { return taken_->value.load(std::memory_order_relaxed); }
+  uint64_t published() const { return ring_->published.value.load(std::memory_order_seq_cst); }
+  void count_wait(uint64_t waited_ticks);
   bool ready() const { return ring_->published.value.load(std::memory_order_seq_cst) > next_; }  // ORDER publish, ORDER parking
   bool shared() const { return shape_.readers > 1; }
 

@@ -49,12 +49,42 @@ inline void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// To call after a seq_cst store that a sleeper on this doorbell may be waiting for.
-inline void ring_bell(Doorbell& bell) {
-  if (bell.sleepers.load(std::memory_order_seq_cst) != 0) {
-    bell.counter.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake_all(bell.counter);
+// To call after a seq_cst store that a sleeper on this doorbell may be waiting for. `waker`: descriptor of a pipe that wakes the event loops
+// of the bell's owner, or -1. An armed event loop counts as a sleeper, so that nothing more is looked at while nobody waits.
+inline void ring_bell(Doorbell& bell, int waker = -1) {
+  if (bell.sleepers.load(std::memory_order_seq_cst) == 0) return;  // ORDER parking: peer, against the fetch_add in wait_until and arm
+  bell.counter.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(bell.counter);
+  if (bell.armed.exchange(0, std::memory_order_seq_cst) != 0) {
+    bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    // A full pipe has been noticed already. A pipe without a reader raises SIGPIPE, which Python ignores from its start.
+    const char one = 1;
+    if (waker >= 0) [[maybe_unused]] const ssize_t written = ::write(waker, &one, 1);
   }
+}
+
+// The event loop's side: from now on the next ring_bell writes to the pipe, once. The caller looks at every cursor again afterwards.
+inline void arm(Doorbell& bell) {
+  // Counted first: a bell rung between the two only finds nobody armed yet, and is noticed by the caller's second look.
+  bell.sleepers.fetch_add(1, std::memory_order_seq_cst);  // ORDER parking: waiter, against the load in ring_bell
+  if (bell.armed.exchange(1, std::memory_order_seq_cst) != 0) bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+inline void disarm(Doorbell& bell) {
+  if (bell.armed.exchange(0, std::memory_order_seq_cst) != 0) bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// A counter that is cheap to read and runs alike on all cores; the arena's header says how it relates to the clock.
+inline uint64_t ticks() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  uint64_t value;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(value));
+  return value;
+#else
+  return static_cast<uint64_t>(now_ns());
+#endif
 }
 
 struct WaitPolicy {

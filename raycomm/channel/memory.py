@@ -23,6 +23,17 @@ def default_limit() -> int:
     return max(limit, 16 << 20) & ~4095
 
 
+def limits() -> list[tuple[int, str]]:
+    """Every memory limit that holds for this process: bytes, and the file that says how many of them are used now."""
+    found = []
+    for directory in _cgroups():
+        for top_name, used_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            top = _number(directory / top_name)
+            if top is not None and top < 1 << 60:  # cgroup v1 writes a huge number for "none"
+                found.append((top, str(directory / used_name)))
+    return found
+
+
 def cpu_quota() -> float:
     """Processors this process may use: the cgroup's quota, or infinite without one (more waiters than cores is the normal case).
 

@@ -4,7 +4,8 @@
 
     mine = ShmArena.create(process=0, rings=[...], options=...)     # in every process
     mine.attach(peer.process, peer_address)                         # for every peer, told over any secure way
-    writer = mine.writer([RingLayout(...)])                         # ends of channels whose ring lies here
+    mine.join(driver)                                               # whose arena counts the memory of all
+    writer = mine.writer([channel])                                 # ends of channels whose ring lies here
     reader = mine.reader(writer_process, channel, reader_index)     # ends of channels whose ring lies in a peer's arena
 """
 
@@ -52,6 +53,7 @@ class RingLayout:
     slots: int
     inline_bytes: int
     readers: tuple[int, ...]
+    allow_pickle: bool = True
 
     @property
     def slot_bytes(self) -> int:
@@ -72,17 +74,26 @@ class ShmArena:
     readers and writers, and every view of a received block are gone; views stay valid however late that is.
     """
 
+    RECORDS = 2048  # operations the flight recorder remembers
     BLOCKS = 65536  # entries of the block table: at most so many blocks at once
 
-    def __init__(self, core: _core.Arena, address: Address, rings: Sequence[RingLayout]) -> None:
+    def __init__(self, core: _core.Arena, address: Address, rings: Sequence[RingLayout], limit_bytes: int) -> None:
         self.core = core
+        self.limit_bytes = limit_bytes
         self.address = address
         self._rings = {ring.channel: ring for ring in rings}
 
     @classmethod
-    def create(cls, process: int, rings: Sequence[RingLayout], options: Options, loops: int) -> ShmArena:
-        """Make the arena of `process`. `loops` is how many processes wait at once on this machine: it decides whether spinning
-        pays.
+    def create(
+        cls, process: int, rings: Sequence[RingLayout], options: Options, loops: int, *, processes: int = 0, nodes: int = 0
+    ) -> ShmArena:
+        """Make the arena of `process`.
+
+        Args:
+            rings: of the channels it writes.
+            loops: how many processes wait at once on this machine: it decides whether spinning pays.
+            processes: of the graph, in the driver's arena, which holds what they share: status board, claims, event loop waker.
+            nodes: length of the process's list of actions, for which calls are counted.
 
         Raises:
             OSError: the memory for header and rings cannot be had.
@@ -101,8 +112,13 @@ class ShmArena:
             nonce=nonce,
             spin_us=0.0 if throttled else options.spin_us,
             yield_us=0.0 if throttled else options.yield_us,
+            processes=processes,
+            claims=2 * slots_for(options.max_inflight) if processes else 0,
+            records=cls.RECORDS,
+            nodes=nodes,
+            waker=processes > 0,
         )
-        return cls(core, Address(process, os.getpid(), core.fd, nonce), rings)
+        return cls(core, Address(process, os.getpid(), core.fd, nonce), rings, limit)
 
     def attach(self, address: Address) -> None:
         """Map a peer's arena.
@@ -112,19 +128,41 @@ class ShmArena:
         """
         self.core.attach(address.process, address.pid, address.fd, address.nonce)
 
+    def join(self, driver: int) -> None:
+        """From now on `driver`'s arena, own or attached, is the one with the budget and the board. Before any writer is made."""
+        self.core.join(driver, memory.limits())
+
     def writer(self, channels: Sequence[int]) -> ShmWriter:
         """The writing end of one or more of this arena's rings; several are written in one step, all or none."""
-        return _core.Writer(self.core, [(channel, list(self._rings[channel].readers)) for channel in channels])
+        rings = [self._rings[channel] for channel in channels]
+        return _core.Writer(self.core, [(ring.channel, list(ring.readers), ring.allow_pickle) for ring in rings])
 
-    def reader(self, writer: int, channel: int, index: int, *, drain: bool, subject: int = 0) -> ShmReader:
+    def reader(
+        self,
+        writer: int,
+        channel: int,
+        index: int,
+        *,
+        drain: bool,
+        subject: int | None = None,
+        first: bool = False,
+        claims: bool = False,
+        share_tensors: bool = False,
+    ) -> ShmReader:
         """The reading end of a ring in `writer`'s arena, as its reader number `index`.
 
         Args:
             drain: after a close, first hand out what was published (the driver), instead of leaving at once (a loop).
-            subject: what this process does once a read has returned, shown to others as its activity.
+            subject: the call that begins once a read has returned, by its place in the list of actions; shown to others.
+            first: this read begins an iteration of the loop.
+            claims: what is read is input: the read says that an execution has begun, or finds it cancelled.
+            share_tensors: tensors stand on memory that other processes read too; the user has promised not to write to them.
         """
         policy = _core.AfterClose.DRAIN if drain else _core.AfterClose.LEAVE
-        return _core.Reader(self.core, writer, channel, index, policy, subject)
+        place = _core.NO_CALL if subject is None else subject
+        return _core.Reader(
+            self.core, writer, channel, index, policy, place, first=first, claims=claims, share_tensors=share_tensors
+        )
 
     def close(self, reason: int, process: int) -> None:
         """Close this arena and every attached one, and wake all their waiters. Idempotent: the first reason stays."""

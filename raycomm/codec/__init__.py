@@ -6,8 +6,19 @@ Importing this package imports neither torch nor numpy; a message that holds no 
 
 from __future__ import annotations
 
-from raycomm.codec.failure import Failure, decode_failure, encode_failure, undecodable
+from raycomm.codec.failure import Failure, cancelled, decode_failure, encode_failure, undecodable
 from raycomm.codec.message import DEPTH_LIMIT, VERSION
-from raycomm.codec.values import decode, encode
+from raycomm.codec.values import decode, encode, encode_counted
 
-__all__ = ["DEPTH_LIMIT", "VERSION", "Failure", "decode", "decode_failure", "encode", "encode_failure", "undecodable"]
+__all__ = [
+    "DEPTH_LIMIT",
+    "VERSION",
+    "Failure",
+    "cancelled",
+    "decode",
+    "decode_failure",
+    "encode",
+    "encode_counted",
+    "encode_failure",
+    "undecodable",
+]

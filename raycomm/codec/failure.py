@@ -21,7 +21,7 @@ import msgpack
 
 from raycomm.codec import fallback
 from raycomm.codec.message import VERSION, as_bytes, malformed, open_payload
-from raycomm.errors import SerializationError
+from raycomm.errors import ExecutionCancelledError, SerializationError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -128,6 +128,12 @@ def decode_failure(payload: Buffer, buffers: Sequence[Buffer] = ()) -> Failure:
 def undecodable(error: BaseException, execution: int) -> Failure:
     """The failure of an execution whose result arrived but cannot be decoded here."""
     return Failure.capture(error, "decoding the result", execution)
+
+
+def cancelled(execution: int) -> Failure:
+    """The failure of an execution that its caller cancelled before any actor began it; no method runs for it."""
+    error = ExecutionCancelledError(f"execution {execution} was cancelled before it began", execution=execution)
+    return Failure.capture(error, "ref.cancel()", execution)
 
 
 def _encode_exception(exception: BaseException | None, message: str) -> tuple[int, bytes, list[memoryview]]:

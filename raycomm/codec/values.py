@@ -49,13 +49,19 @@ def encode(value: object, *, allow_pickle: bool = True) -> tuple[bytes, list[mem
     Raises:
         SerializationError: part of the value cannot be sent; names it by its path in the value.
     """
+    payload, buffers, _ = encode_counted(value, allow_pickle)
+    return payload, buffers
+
+
+def encode_counted(value: object, allow_pickle: bool) -> tuple[bytes, list[memoryview], int]:
+    """As `encode`, and how many values in it had to be pickled."""
     try:
         try:
             encoder = _Encoder(allow_pickle)
-            return encoder.encode(value), encoder.buffers
+            return encoder.encode(value), encoder.buffers, encoder.pickles
         except _TooDeep:
             encoder = _Encoder(allow_pickle)
-            return encoder.encode_whole(value), encoder.buffers
+            return encoder.encode_whole(value), encoder.buffers, encoder.pickles
     except SerializationError:
         raise
     except RecursionError as error:  # calls nothing of ours: the caller's stack may be all but full
@@ -92,6 +98,7 @@ def decode(payload: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
 class _Encoder:
     def __init__(self, allow_pickle: bool) -> None:
         self.buffers: list[memoryview] = []
+        self.pickles = 0
         self._allow_pickle = allow_pickle
         self._packer = msgpack.Packer(use_bin_type=True, buf_size=_BUFFER_SIZE)
         self._pack = self._packer.pack
@@ -267,6 +274,7 @@ class _Encoder:
             raise _Unpicklable(error) from error
         if same is not None and not same(value, fallback.loads(body, buffers)):
             raise SerializationError("pickle does not bring it back with the same type, dtype, layout and value")
+        self.pickles += 1
         first = len(self.buffers)
         self.buffers.extend(buffers)
         return _ext(message.PICKLE, message.pack_pickle(first, len(buffers), body))

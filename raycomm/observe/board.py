@@ -1,13 +1,85 @@
-"""Who waits for whom, from what each process last stored in its arena (`activity` in `_core/layout.hpp`)."""
+"""Who does what and who waits for whom, from the status board in shared memory (`BoardRow` in `_core/layout.hpp`).
+
+Each process of a graph keeps a row there: what it does, since when, in which execution, and for whom it waits. Reading it costs
+those processes nothing, and works while they hang, compute or are dead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 
+from raycomm import _core
 from raycomm.channel import ShmArena
 from raycomm.plan import Compute, Plan
 
-_READING, _COMPUTING, _WRITING = 1, 2, 3
+
+class State(Enum):
+    """What a process of a graph does now."""
+
+    IDLE = "idle"
+    READING = "waits to read"
+    COMPUTING = "computes"
+    WRITING = "waits for room to write"
+    MEMORY = "waits for shared memory"
+    LEFT = "has left its loop"
+    DEAD = "dead"
+
+
+_STATES = {
+    _core.IDLE: State.IDLE,
+    _core.READING: State.READING,
+    _core.COMPUTING: State.COMPUTING,
+    _core.WRITING: State.WRITING,
+    _core.MEMORY: State.MEMORY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One process, now.
+
+    Attributes:
+        process, label, pid: who; process 0 is the driver.
+        state: what it does; `DEAD` if its process is gone.
+        subject: the value it waits to read or write ("W2.forward#1"), or the call it runs; "" where there is none.
+        seconds: since when.
+        execution: the one it is at.
+        waits_for: labels of those it waits for.
+    """
+
+    process: int
+    label: str
+    pid: int
+    state: State
+    subject: str
+    seconds: float
+    execution: int
+    waits_for: tuple[str, ...]
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process lives."""
+        return self.state is not State.DEAD
+
+    def __str__(self) -> str:
+        who = f"{self.label} (pid {self.pid}, {'alive' if self.alive else 'dead'})"
+        since = f" for {self.seconds:.1f} s" if self.seconds >= 0.1 else ""
+        if self.state is State.DEAD:
+            return f"{who}, last seen at {self.subject}, execution {self.execution}" if self.subject else who
+        if self.state is State.COMPUTING:
+            return f"{who} computes {self.subject}, execution {self.execution},{since or ' just now'}"
+        peers = f" from {', '.join(self.waits_for)}" if self.waits_for else ""
+        if self.state is State.READING:
+            return f"{who} waits to read {self.subject}{peers}{since}"
+        if self.state is State.WRITING:
+            late = f", which {', '.join(self.waits_for)} must take first" if self.waits_for else ""
+            return f"{who} waits for room to write {self.subject}{late}{since}"
+        if self.state is State.MEMORY:
+            held = f", which {', '.join(self.waits_for)} holds" if self.waits_for else ""
+            return f"{who} waits for shared memory{held}{since}"
+        return f"{who} {'has left its loop' if self.state is State.LEFT else 'has not begun'}"
 
 
 class Board:
@@ -28,48 +100,60 @@ class Board:
         """The process id of a process of the graph; 0 if it is not known."""
         return self._pids.get(process, 0)
 
-    def doing(self, process: int) -> str:
-        """What one actor does now: "W2 computes W2.forward", "W3 waits for W2.forward#1", with its pid and whether it lives."""
+    def row(self, process: int) -> Row:
+        """What one process does now."""
+        kind, place, seconds, execution, peers = self._arena.core.doing(process)
+        state = _STATES.get(kind, State.IDLE)
+        subject = ""
+        if state is State.COMPUTING:
+            subject = self._call(process, place)
+        elif state in (State.READING, State.WRITING):
+            subject = self._value(place)
+        if not self._arena.core.alive(process):
+            state = State.DEAD
+        elif process and self._arena.core.loop_state(process) == _core.LOOP_LEFT:
+            state = State.LEFT
+        waits_for = tuple(self._plan.processes[peer].label for peer in peers if peer < len(self._plan.processes))
+        if state not in (State.READING, State.WRITING, State.MEMORY):
+            waits_for = ()
         label = self._plan.processes[process].label
-        alive = self._arena.core.alive(process)
-        who = f"{label} (pid {self.pid(process)}, {'alive' if alive else 'dead'})"
-        kind, subject = self._arena.core.activity(process)
-        if kind == _READING:
-            return f"{who} waits to read {self._value(subject)}"
-        if kind == _WRITING:
-            return f"{who} waits for room to write {self._value(subject)}"
-        if kind == _COMPUTING:
-            return f"{who} computes {self._call(process, subject)}"
-        return f"{who} has not begun"
+        return Row(process, label, self.pid(process), state, subject, seconds, execution, waits_for)
 
     def blame(self, channel: int) -> str:
-        """Follows the wait for `channel` from writer to writer up to whoever is not itself waiting to read."""
+        """Follows the wait for `channel` from process to process up to those that do not wait for another one."""
         chain: list[str] = []
         seen: set[int] = set()
-        while True:
-            writer = self._plan.channels[channel].writer
-            if writer == 0:
-                chain.append("the driver has not written it" if not chain else "which waits for the driver's input")
-                break
-            if writer in seen:
-                break
-            seen.add(writer)
-            chain.append(self.doing(writer))
-            kind, subject = self._arena.core.activity(writer)
-            if kind != _READING or subject >= len(self._plan.channels):
-                break
-            channel = subject
+        todo = [self._plan.channels[channel].writer]
+        while todo:
+            process = todo.pop(0)
+            if process in seen:
+                continue
+            seen.add(process)
+            if process == 0:
+                chain.append("the driver has not written it" if not chain else "they wait for the driver")
+                continue
+            row = self.row(process)
+            chain.append(str(row))
+            if row.waits_for:
+                todo += [peer.index for peer in self._plan.processes if peer.label in row.waits_for]
         return "; ".join(chain)
 
     def everyone(self) -> str:
         """One clause per actor."""
-        return "; ".join(self.doing(process.index) for process in self._plan.processes[1:])
+        return "; ".join(str(self.row(process.index)) for process in self._plan.processes[1:])
+
+    def last_call(self, process: int) -> tuple[str | None, int | None]:
+        """The call and the execution a process was at when it ended; None where it was in no call."""
+        kind, place, _, execution, _ = self._arena.core.doing(process)
+        return (self._call(process, place), execution) if kind == _core.COMPUTING else (None, None)
 
     def _value(self, channel: int) -> str:
         return self._plan.channels[channel].value if channel < len(self._plan.channels) else "its set-up message"
 
     def _call(self, process: int, place: int) -> str:
+        if process == 0:
+            return "user code"
         for action in self._plan.actors[process - 1].actions[place:]:
             if isinstance(action, Compute):
-                return f"{action.method} (node {action.node})"
+                return f"{self._plan.processes[process].label}.{action.method}#{action.node}"
         return "its last call"

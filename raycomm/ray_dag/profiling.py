@@ -63,14 +63,14 @@ class ProfiledLoop(Loop):
     def _relay(self) -> Step | None:
         return None
 
-    def _read(self, action: Read, subject: int) -> Step:
-        return _timed(super()._read(action, subject), self._reading, lambda: None)
+    def _read(self, action: Read, place: int) -> Step:
+        return _timed(super()._read(action, place), self._reading, lambda: None)
 
     def _compute(self, action: Compute) -> Step:
         return self._called(super()._compute(action), action, action.method)
 
-    def _exchange(self, action: Collective, place: int) -> Step:
-        return self._called(super()._exchange(action, place), action, str(action.kind))
+    def _exchange(self, action: Collective) -> Step:
+        return self._called(super()._exchange(action), action, str(action.kind))
 
     def _write(self, action: Write) -> Step:
         made = self._call_made

@@ -10,7 +10,7 @@ from raycomm import __version__
 from raycomm.channel import Address, RingLayout
 from raycomm.channel.shm import slots_for
 from raycomm.options import Options
-from raycomm.plan import Plan
+from raycomm.plan import Channel, Plan
 from raycomm.testing.faults import Fault
 
 DRIVER = 0
@@ -65,7 +65,13 @@ def rings_of(plan: Plan, process: int, options: Options) -> list[RingLayout]:
     # The driver never waits for room: it would not take results meanwhile, and those who make them might wait for that.
     least = slots if process == DRIVER else 1
     rings = [
-        RingLayout(channel.id, max(least, channel.slots or slots), channel.inline_bytes or options.inline_bytes, channel.readers)
+        RingLayout(
+            channel.id,
+            max(least, channel.slots or slots),
+            channel.inline_bytes or options.inline_bytes,
+            channel.readers,
+            options.allow_pickle if channel.allow_pickle is None else channel.allow_pickle,
+        )
         for channel in plan.channels
         if channel.writer == process
     ]
@@ -75,6 +81,11 @@ def rings_of(plan: Plan, process: int, options: Options) -> list[RingLayout]:
     else:
         rings.append(RingLayout(report_channel(plan, process), 2, _CONTROL_INLINE, (DRIVER,)))
     return rings
+
+
+def shares_tensors(channel: Channel, options: Options) -> bool:
+    """Whether the readers of `channel` see one copy of a large tensor."""
+    return options.share_tensors if channel.share_tensors is None else channel.share_tensors
 
 
 def peers_of(plan: Plan, process: int) -> set[int]:

@@ -41,7 +41,6 @@ class Exchange:
         arena: its memory in the graph.
         send_failure: publishes a failure with a writer.
         unsent: what a failed write on some channels means for an execution.
-        subject: what this process does when it has read, for others to see.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class Exchange:
         arena: ShmArena,
         send_failure: Callable[[ShmWriter, Failure], None],
         unsent: Callable[[Exception, tuple[int, ...]], Failure],
-        subject: int,
     ) -> None:
         self._action = action
         self._send_failure = send_failure
@@ -67,7 +65,7 @@ class Exchange:
 
         def reader(channel: int) -> ShmReader:
             ends = plan.channels[channel]
-            return arena.reader(ends.writer, channel, ends.readers.index(process), drain=False, subject=subject)
+            return arena.reader(ends.writer, channel, ends.readers.index(process), drain=False)
 
         others = [rank for rank in range(len(action.parts)) if rank != action.rank]
         self._parts = {rank: reader(action.parts[rank]) for rank in others}

@@ -70,11 +70,12 @@ def compile_graph(
         raise CompileError(
             f"graph {name!r}: Ray is not running in this process; call ray.init() first", remedy="call ray.init() first"
         )
-    arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=len(plan.processes))
-    arena.core.open_pool(DRIVER)
+    processes = len(plan.processes)
+    arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=processes, processes=processes)
+    arena.join(DRIVER)
     try:
         addresses = _SetUp(graph, plan, options, arena, loop).run()
-        board = Board(plan, arena, {address.process: address.pid for address in addresses})
+        board = Board(plan, arena, {DRIVER: os.getpid()} | {address.process: address.pid for address in addresses})
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
         handles = [actor.handle for actor in graph.actors]
         compiled = CompiledGraph(plan, options, arena, board, ref_type, actor_ids, handles)

@@ -2,11 +2,9 @@
 
     execute(x) ──► Writer.submit ──► input rings ──► actors' loops ──► output rings ──► Reader.fetch ──► results ──► ref.get()
 
-`submit` and `fetch` each do their whole work, waiting for their turn included, in one native call. So Ctrl-C, which can strike
-between any two Python instructions, never leaves a lock taken, an execution uncounted or a result lost, and any thread may call
-at any time.
-
-Each output channel has its own queue: results come in order and are kept by execution until their refs take them.
+`submit` and `fetch` (`outputs.py`) each do their whole work, waiting for their turn included, in one native call. So Ctrl-C,
+which can strike between any two Python instructions, never leaves a lock taken, an execution uncounted or a result lost, and any
+thread may call at any time.
 """
 
 from __future__ import annotations
@@ -14,109 +12,32 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
+from collections import deque
 from typing import Any, NoReturn
 
+import ray
+
 from raycomm import _core
-from raycomm.channel import NO_LIMIT, Deadline, ShmArena, ShmReader, ShmWriter
-from raycomm.errors import RaycommError
+from raycomm.channel import Deadline, ShmArena, ShmWriter
 from raycomm.graph import Whole
 from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
-from raycomm.options import Options, check_limit
+from raycomm.observe.stats import GraphStats, graph_stats
+from raycomm.observe.status import GraphStatus, graph_status
+from raycomm.options import Options
 from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
 from raycomm.runtime import ray_errors
-from raycomm.runtime.loop import shared_memory_error
+from raycomm.runtime.awaiting import Waker
+from raycomm.runtime.blueprint import shares_tensors
+from raycomm.runtime.outputs import OutputQueue, first_of, rest_of
 from raycomm.runtime.refs import PENDING, Ref
+from raycomm.runtime.reports import Reports
 
 logger = logging.getLogger("raycomm")
 
-
-class OutputQueue:
-    """Results of one output channel, in order, until their refs take them."""
-
-    # Its graph comes with each ref: a graph that nobody holds must end at once, not at the next garbage collection.
-    __slots__ = ("_results", "_unwanted", "channel", "reader")
-
-    def __init__(self, channel: int, reader: ShmReader) -> None:
-        self._results: dict[int, Any] = {}
-        self._unwanted: set[int] = set()
-        self.channel = channel
-        self.reader = reader
-
-    def take(self, ref: Ref, timeout: float | None) -> None:
-        """Leave the value for `ref` with it; blocks until it is there. See `Ref.get` for limits and errors."""
-        graph = ref._graph
-        index = ref._index
-        if timeout is None:
-            timeout = graph.options.get_timeout
-        if graph._torn_down:
-            graph.check_open()
-        first = _FIRST_S if timeout is None else first_of(timeout)
-        results = self._results
-        late = False
-        try:  # one native call, without preparing for what comes if it takes long
-            self.reader.fetch(ref, results, self._unwanted, index, graph.options.max_buffered_results, first)
-        except _core.TimedOut:
-            late = True  # waited for outside this clause: Ctrl-C would show as "during handling of TimedOut"
-        except (_core.Closed, _core.Overfull, _core.Misuse) as error:
-            graph.raise_native(error, index, self.channel)
-        if late:
-            self._wait(ref, index, timeout)
-        # Taken before it was asked for: left with the ref before it leaves the results, so between the two it is in both, never
-        # in neither. (Missing there too: another thread has just done the same.)
-        if index in results:
-            try:
-                ref._value = results[index]
-            except KeyError:
-                return
-            results.pop(index, None)
-
-    def try_take(self, ref: Ref) -> bool:
-        """Take the value for `ref` if it is there; False if not yet. Other errors are raised."""
-        try:
-            self.take(ref, 0)
-        except TimeoutError:
-            return False
-        return True
-
-    def _wait(self, ref: Ref, index: int, limit: float | None) -> None:
-        """The long way: limits, notices, and errors made into ones that say what happened."""
-        graph = ref._graph
-        deadline = rest_of(limit)
-        notice = Notice()
-        while not deadline.over:
-            try:
-                left = deadline.left(at_most=notice.left())
-                self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, left)
-                return
-            except _core.TimedOut:
-                notice.give(f"execution {index} of graph {graph.name!r}: {graph.board.blame(self.channel)}")
-            except (_core.Closed, _core.Overfull, _core.Misuse) as error:
-                graph.raise_native(error, index, self.channel)
-        graph.raise_timeout(limit, index, self.channel)
-
-    def give_up(self, index: int) -> None:
-        """The ref for `index` died. Only dictionary and set operations: may run inside a garbage collection, in any thread."""
-        # First unwanted, then a look at what has been taken meanwhile: the other way round a result taken in between would stay.
-        self._unwanted.add(index)
-        if index < self.reader.taken:
-            self._unwanted.discard(index)
-            self._results.pop(index, None)
-
-
 _FIRST_S = 1.0
-
-
-def first_of(limit: float | None) -> float:
-    """The first part of a wait, in seconds. Almost every wait gets by with it, so nothing is prepared for what comes after."""
-    if limit is None or limit == NO_LIMIT:
-        return _FIRST_S
-    return min(check_limit("timeout", limit), _FIRST_S)
-
-
-def rest_of(limit: float | None) -> Deadline:
-    """What is left of a wait after `first_of` has passed."""
-    return Deadline(None if limit is None or limit == NO_LIMIT else max(0.0, limit - _FIRST_S))
+_MEMORY_LOOK_S = 0.05
+_KILL_LIMIT_S = 5.0
 
 
 class CompiledGraph:
@@ -142,9 +63,11 @@ class CompiledGraph:
         self.plan = plan
         self.options = options
         self.board = board
+        self.reports = Reports(plan, options, arena, board, actor_ids)
         self._arena = arena
+        self._waker = Waker(arena)
+        self._in_line: deque[object] = deque()  # execute_async calls that wait for room, in order
         self._ref_type = ref_type
-        self._actor_ids = actor_ids
         self._handles = handles  # until teardown: Ray ends an actor whose last handle is gone
         self._torn_down = False
         self._writer: ShmWriter = arena.writer([item.channel for item in plan.inputs])
@@ -152,7 +75,9 @@ class CompiledGraph:
         for output in plan.outputs:
             if isinstance(output, FromChannel) and output.channel not in self._queues:
                 channel = plan.channels[output.channel]
-                reader = arena.reader(channel.writer, channel.id, channel.readers.index(0), drain=True)
+                index = channel.readers.index(0)
+                share = shares_tensors(channel, options)
+                reader = arena.reader(channel.writer, channel.id, index, drain=True, share_tensors=share)
                 self._queues[channel.id] = OutputQueue(channel.id, reader)
         self._order = tuple(self._queues.values())
         self._readers = tuple(queue.reader for queue in self._order)
@@ -190,8 +115,10 @@ class CompiledGraph:
                 deadline = Deadline(limit)  # turned away at once: too many are under way
         except _core.TimedOut:
             deadline = rest_of(limit)
+        except _core.PoolBusy:
+            deadline = Deadline(limit)
         except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
-            self.raise_native(error, None, None)
+            self.raise_native(error, None)
         if deadline is not None:
             refs = self._submit_later(values, limit, deadline)
         assert refs is not None
@@ -215,45 +142,128 @@ class CompiledGraph:
         return results[0] if self.plan.single_output else results
 
     def _submit_later(self, values: tuple[Any, ...], limit: float | None, deadline: Deadline) -> tuple[Ref, ...]:
-        """The long way of `execute`: make room by moving the oldest execution's results aside, then try again."""
+        """The long way of `execute`: make room by moving finished results aside, then try again."""
         notice = Notice()
         while True:
             try:
-                self._make_room(deadline, notice)
+                self._make_room(deadline.left(at_most=notice.left()))
                 refs = self._submit(values, deadline.left(at_most=notice.left()))
                 if refs is not None:
                     return refs
+            except _core.PoolBusy:
+                self._free_memory()
             except _core.TimedOut:
-                waits = self.board.everyone()
                 if deadline.over:
-                    self._raise(
-                        ray_errors.ChannelTimeoutError,
-                        f"execute of graph {self.name!r} found no room within {limit} s, with "
-                        f"{self.options.max_inflight} executions "
-                        f"under way: {waits}. Fetch results, or give a larger timeout or max_inflight",
-                        limit_s=limit,
-                        waits_for=waits,
-                    )
-                notice.give(f"execute of graph {self.name!r} waits for room: {waits}")
+                    raise self.reports.execute_timed_out(limit) from None
+                notice.give(self.reports.execute_waits())
             except (_core.Closed, _core.Misuse, _core.PoolFull, _core.Overfull) as error:
-                self.raise_native(error, None, None)
+                self.raise_native(error, None)
 
-    def _make_room(self, deadline: Deadline, notice: Notice) -> None:
+    def _make_room(self, timeout_s: float) -> None:
+        """Below the limit of executions under way again, by moving the oldest one's results aside."""
         oldest_allowed = self._writer.published - self.options.max_inflight
-        for queue in self._queues.values():
-            if oldest_allowed >= queue.reader.taken:
-                if len(queue._results) >= self.options.max_buffered_results:
-                    raise _core.Overfull
-                queue.reader.fetch(
-                    None,
-                    queue._results,
-                    queue._unwanted,
-                    oldest_allowed,
-                    self.options.max_buffered_results - 1,
-                    deadline.left(at_most=notice.left()),
-                )
+        for queue in self._order:
+            queue.take_aside(oldest_allowed, self.options.max_buffered_results, timeout_s)
 
-    def teardown(self, timeout: float | None = None) -> None:
+    def _free_memory(self) -> None:
+        """Move every finished result aside: an actor may wait for the memory it lies in, and the input for that actor."""
+        try:
+            for queue in self._order:
+                queue.take_aside(queue.reader.published - 1, self.options.max_buffered_results, _MEMORY_LOOK_S)
+        except _core.TimedOut:  # another thread has its turn there
+            return
+        except (_core.Closed, _core.Overfull, _core.Misuse) as error:
+            self.raise_native(error, None)
+
+    async def execute_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """As `execute`, without blocking the event loop: waits for room in it. Calls get their turn in order.
+
+        Cancelling the task before it has returned may or may not submit the execution; nothing is lost either way.
+
+        Args, Returns, Raises: as `execute`.
+        """
+        values = tuple(split_arguments(self.plan, args, kwargs))
+        limit = self.options.submit_timeout if timeout is None else timeout
+        refs = None if self._in_line else self._try_submit(values)
+        if refs is None:
+            me = object()
+            self._in_line.append(me)
+            try:
+                refs = await self._waker.until(
+                    lambda: self._try_submit(values) if self._in_line[0] is me else None,
+                    lambda: self._in_line[0] is me and self._has_room(),
+                    limit,
+                    lambda: self.reports.execute_timed_out(limit),
+                    self.reports.execute_waits,
+                )
+            finally:
+                self._in_line.remove(me)
+        return self._results_of(refs, args, kwargs)
+
+    def _has_room(self) -> bool:
+        """Whether an execution more may be submitted, or finished results moved aside so that it may."""
+        oldest_allowed = self._writer.published - self.options.max_inflight
+        return all(queue.reader.published > oldest_allowed for queue in self._order)
+
+    def _try_submit(self, values: tuple[Any, ...]) -> tuple[Ref, ...] | None:
+        """Submit if that is possible now; None if not yet."""
+        try:
+            self._make_room(0.0)
+            return self._submit(values, 0.0)
+        except _core.PoolBusy:
+            self._free_memory()
+            return None
+        except _core.TimedOut:
+            return None
+        except (_core.Closed, _core.Misuse, _core.PoolFull, _core.Overfull) as error:
+            self.raise_native(error, None)
+
+    async def result_of(self, ref: Ref) -> None:
+        """Wait in the event loop until `ref` has its value; for `Ref.__await__`."""
+        queue, index = ref._queue, ref._index
+        if queue.try_take(ref):
+            return
+        limit = self.options.get_timeout
+        await self._waker.until(
+            lambda: queue.try_take(ref) or None,
+            lambda: ref._value is not PENDING or queue.has(index),
+            limit,
+            lambda: self.reports.get_timed_out(limit, index, queue.channel),
+            lambda: self.reports.get_waits(index, queue.channel),
+        )
+
+    def cancel(self, execution: int) -> bool:
+        """See `Ref.cancel`."""
+        return not self.ended and self._arena.core.cancel(execution)
+
+    def empty(self, shape: tuple[int, ...] | int, dtype: Any) -> Any:
+        """Memory for an input that `execute` then sends without copying it. See `raycomm.empty`."""
+        from raycomm.runtime.lending import empty_in
+
+        self.check_open()
+        return empty_in(self._arena, self.plan, shape, dtype)
+
+    def status(self) -> GraphStatus:
+        """What every process of the graph does now and did last; `print` it. Does not block, and works while actors hang."""
+        submitted = self._writer.published
+        finished = min((queue.reader.published for queue in self._order), default=submitted)
+        return graph_status(self.plan, self._arena, self.board, self.state, submitted, finished)
+
+    def stats(self) -> GraphStats:
+        """Counters of every edge, call and pool since the graph was compiled. Does not block."""
+        return graph_stats(self.plan, self._arena)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the graph is torn down or has ended otherwise."""
+        return self._torn_down or self._arena.closed[0] != 0
+
+    @property
+    def state(self) -> str:
+        """ "running", "torn down", or "closed" where an actor has ended it."""
+        return "torn down" if self._torn_down else "closed" if self._arena.closed[0] else "running"
+
+    def teardown(self, timeout: float | None = None, *, kill_actors: bool = False) -> None:
         """End the loops. Returns within the limit whatever the actors do; idempotent, from any thread.
 
         Actors whose method has returned are free at once, for plain calls and for the next graph. A method that still runs is
@@ -262,19 +272,24 @@ class CompiledGraph:
 
         Args:
             timeout: seconds; None: the graph's `teardown_timeout`, -1: no limit.
+            kill_actors: `ray.kill` the actors whose loops have not left within the limit, without restarting them.
         """
         deadline = Deadline(self.options.teardown_timeout if timeout is None else timeout)
         self._close_now()
         late = self._wait_left(deadline)
-        self._handles.clear()
+        if late and kill_actors:
+            for process in late:
+                ray.kill(self._handles[process - 1])
+            late = self._wait_left(Deadline(_KILL_LIMIT_S))
         if late:
             logger.warning(
                 "graph %r is torn down, but after %s s still in a method: %s. They leave it when it returns; ray.kill "
                 "ends them now",
                 self.name,
                 deadline.limit_s,
-                late,
+                "; ".join(str(self.board.row(process)) for process in late),
             )
+        self._handles.clear()
 
     def close_at_exit(self, limit_s: float) -> None:
         """Teardown by the interpreter's exit hook: silent, and with a short limit, since Ray ends the actors right after."""
@@ -288,13 +303,13 @@ class CompiledGraph:
         self._finalizer.detach()
         self._arena.close(_core.CLOSED_TEARDOWN, 0)
 
-    def _wait_left(self, deadline: Deadline) -> str:
-        """Wait until every loop has left or its process has died; names those that had not when the deadline passed."""
+    def _wait_left(self, deadline: Deadline) -> list[int]:
+        """Wait until every loop has left or its process has died; gives those that had not when the deadline passed."""
         actors = [process.index for process in self.plan.processes[1:]]
-        if self._arena.core.wait_left(actors, deadline.left()):
-            return ""
         core = self._arena.core
-        return "; ".join(self.board.doing(p) for p in actors if core.loop_state(p) == _core.LOOP_RUNNING and core.alive(p))
+        if core.wait_left(actors, deadline.left()):
+            return []
+        return [process for process in actors if core.loop_state(process) == _core.LOOP_RUNNING and core.alive(process)]
 
     def __enter__(self) -> CompiledGraph:
         return self
@@ -303,75 +318,22 @@ class CompiledGraph:
         self.teardown()
 
     def __repr__(self) -> str:
-        state = "torn down" if self._torn_down else "closed" if self._arena.closed[0] else "running"
-        return f"<CompiledGraph {self.name!r}, {len(self.plan.processes) - 1} actors, {state}>"
+        return f"<CompiledGraph {self.name!r}, {len(self.plan.processes) - 1} actors, {self.state}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"graph {self.name!r} cannot be pickled: it belongs to the process that compiled it")
 
     def check_open(self) -> None:
-        """Raise `ChannelClosedError` after teardown. What had arrived is not handed out then, or it would be a matter of luck."""
-        if self._torn_down:
-            self._raise(
-                ray_errors.ChannelClosedError,
-                f"graph {self.name!r} was torn down; compile it again to go on",
-                channel=None,
-                reason="teardown",
-            )
+        """Raise `ChannelClosedError` after teardown."""
+        self.reports.check_open(torn_down=self._torn_down)
 
     def error_of(self, failure: Any) -> BaseException:
         """What `get` raises for an execution that failed."""
         return ray_errors.raised_by_method(failure, self.name)
 
-    def raise_timeout(self, limit: float | None, execution: int, channel: int) -> NoReturn:
-        """`ChannelTimeoutError` for a `get` whose limit passed."""
-        waits = self.board.blame(channel)
-        self._raise(
-            ray_errors.ChannelTimeoutError,
-            f"execution {execution} of graph {self.name!r} gave no result within {limit} s: {waits}. The ref stays "
-            "usable: get it again, with a "
-            f"larger timeout",
-            limit_s=limit,
-            execution=execution,
-            channel=self.plan.channels[channel].value,
-            waits_for=waits,
-        )
-
-    def raise_native(self, error: Exception, execution: int | None, channel: int | None) -> NoReturn:
+    def raise_native(self, error: Exception, execution: int | None) -> NoReturn:
         """Turn what the native part raised into an error that says what happened, where, and what to do."""
-        if isinstance(error, _core.PoolFull):
-            raise shared_memory_error(error, self.plan, "the input") from None
-        if isinstance(error, _core.Overfull):
-            limit = self.options.max_buffered_results
-            self._raise(
-                ray_errors.CapacityExceededError,
-                f"graph {self.name!r}: {limit} results of earlier executions wait unfetched, as many as "
-                "max_buffered_results allows. Fetch them or "
-                f"drop their refs first, or compile with a larger max_buffered_results",
-                limit=limit,
-                count=limit,
-            )
-        if isinstance(error, _core.Misuse):
-            raise RaycommError(f"graph {self.name!r}: {error}") from None
-        self.check_open()
-        reason, process = self._arena.closed
-        label = self.plan.processes[process].label
-        pid = self.board.pid(process)
-        what = "died" if reason == _core.CLOSED_PEER_DIED else "left its loop (a method ended it)"
-        self._raise(
-            ray_errors.ActorDiedError,
-            f"actor {label} (pid {pid}) of graph {self.name!r} {what}"
-            + (f"; execution {execution} will give no result" if execution is not None else "")
-            + ". The other actors are free; tear the graph down and compile a new one without it, or with it once it "
-            "has restarted",
-            actor=label,
-            actor_id=self._actor_ids.get(process),
-            pid=pid,
-            execution=execution,
-        )
-
-    def _raise(self, kind: type[Any], message: str, **attributes: Any) -> NoReturn:
-        raise kind(message, graph=self.name, **attributes) from None
+        self.reports.raise_native(error, execution, torn_down=self._torn_down)
 
 
 def _dropped(arena: ShmArena, name: str) -> None:

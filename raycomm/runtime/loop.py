@@ -17,7 +17,9 @@ from raycomm import _core
 from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
 from raycomm.errors import SerializationError, SharedMemoryError
+from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
+from raycomm.runtime.blueprint import DRIVER, shares_tensors
 from raycomm.runtime.coroutines import CoroutineMethod
 from raycomm.runtime.fault_points import FaultPoints
 from raycomm.testing.faults import Point
@@ -40,13 +42,22 @@ class Loop:
         process: this actor's index in it.
         constants: the graph's constants; the same objects are passed in every execution.
         arena: this process's memory in the graph.
+        options: the driver's.
         faults: what is to go wrong, for tests; none without.
     """
 
     def __init__(
-        self, instance: Any, plan: Plan, process: int, constants: tuple[Any, ...], arena: ShmArena, faults: FaultPoints
+        self,
+        instance: Any,
+        plan: Plan,
+        process: int,
+        constants: tuple[Any, ...],
+        arena: ShmArena,
+        options: Options,
+        faults: FaultPoints,
     ) -> None:
         self._plan = plan
+        self._options = options
         self._actor: ActorPlan = plan.actors[process - 1]
         self._constants = constants
         self._arena = arena
@@ -80,8 +91,8 @@ class Loop:
         for place, action in enumerate(self._actor.actions):
             steps += self._faults.steps(_BEFORE.get(type(action)), self._now)
             if isinstance(action, Read):
-                steps.append(self._read(action, place + 1))
-                marked = True
+                steps.append(self._read(action, place))
+                marked = self._call_after(place) is not None
             elif isinstance(action, Compute):
                 if not marked:
                     steps.append(self._mark(place))
@@ -89,7 +100,7 @@ class Loop:
                 steps.append(self._compute(action))
             elif isinstance(action, Collective):
                 marked = False
-                steps.append(self._exchange(action, place))
+                steps.append(self._exchange(action))
             elif isinstance(action, Write):
                 steps.append(self._write(action))
             else:
@@ -108,7 +119,7 @@ class Loop:
                     return None
             case _:
                 return None
-        read, method = self._reader(source, 1).read, self._method(call)
+        read, method = self._reader(source, 0).read, self._method(call)
         writer = self._arena.writer((channel,))
         write = writer.write
         origin = f"{self._actor.process.label}.{call.method}"
@@ -141,8 +152,8 @@ class Loop:
         mark = self._arena.core.mark
         return lambda: mark(place)
 
-    def _read(self, action: Read, subject: int) -> Step:
-        read = self._reader(action, subject).read
+    def _read(self, action: Read, place: int) -> Step:
+        read = self._reader(action, place).read
         registers, register = self._registers, action.register
 
         def step() -> None:
@@ -153,10 +164,23 @@ class Loop:
 
         return step
 
-    def _reader(self, action: Read, subject: int) -> ShmReader:
+    def _reader(self, action: Read, place: int) -> ShmReader:
         channel = self._plan.channels[action.channel]
-        index = channel.readers.index(self._actor.process.index)
-        return self._arena.reader(channel.writer, channel.id, index, drain=False, subject=subject)
+        return self._arena.reader(
+            channel.writer,
+            channel.id,
+            channel.readers.index(self._actor.process.index),
+            drain=False,
+            subject=self._call_after(place),
+            first=place == 0,
+            claims=channel.writer == DRIVER,
+            share_tensors=shares_tensors(channel, self._options),
+        )
+
+    def _call_after(self, place: int) -> int | None:
+        """The place of the call that comes right after the action at `place`."""
+        actions = self._actor.actions
+        return place + 1 if place + 1 < len(actions) and isinstance(actions[place + 1], Compute) else None
 
     def _unread(self, error: SerializationError, action: Read) -> Failure:
         # The message was consumed: this execution fails, the next is untouched.
@@ -234,11 +258,11 @@ class Loop:
 
         return call
 
-    def _exchange(self, action: Collective, place: int) -> Step:
+    def _exchange(self, action: Collective) -> Step:
         from raycomm.runtime.collectives import Exchange  # imports numpy
 
         process = self._actor.process.index
-        exchange = Exchange(action, self._plan, process, self._arena, self._write_failure, self._unsent, place)
+        exchange = Exchange(action, self._plan, process, self._arena, self._write_failure, self._unsent)
         registers, args, outputs = self._registers, action.args, action.outputs
 
         def step() -> None:
@@ -332,15 +356,22 @@ def brief(text: str) -> str:
 
 def shared_memory_error(error: _core.PoolFull, plan: Plan, what: str) -> SharedMemoryError:
     """The error a user sees when no block can be had: who holds how much, and what to do."""
-    wanted, free, limit, errno, holders = error.args
+    wanted, free, limit, errno, holders, shortage = error.args
     mib = 1 << 20
     amounts = [f"{plan.processes[process].label} {size / mib:.1f} MiB" for process, size in sorted(holders.items())]
     held = ", ".join(amounts) or "nobody"
     system = f" (the system refused: errno {errno})" if errno else ""
+    why = "Let go of received arrays and tensors, or compile with a larger shm_limit_bytes"
+    if shortage == _core.SHORTAGE_CIRCULAR:
+        why = (
+            "Those who hold them wait for this process, so waiting would not help: one execution needs more than the limit. "
+            "Compile with a larger shm_limit_bytes"
+        )
+    elif shortage == _core.SHORTAGE_TOO_LARGE:
+        why = "It alone is larger than the limit: compile with a larger shm_limit_bytes"
     return SharedMemoryError(
         f"graph {plan.name!r}: no {wanted / mib:.1f} MiB of shared memory for {what}{system}: {free / mib:.1f} MiB "
-        f"free of {limit / mib:.0f} MiB; "
-        f"blocks are held by: {held}. Let go of received arrays and tensors, or compile with a larger shm_limit_bytes",
+        f"free of {limit / mib:.0f} MiB; blocks are held by: {held}. {why}",
         graph=plan.name,
         wanted_bytes=wanted,
         free_bytes=free,

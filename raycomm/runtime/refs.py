@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from raycomm.runtime.driver import CompiledGraph
 
 PENDING: Any = object()
-_FIRST_POLL_S = 0.0002
-_LAST_POLL_S = 0.005
 
 
 class Ref:
@@ -57,17 +54,29 @@ class Ref:
         return value
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._poll().__await__()
+        """The value, as `get` gives it, without blocking the event loop. May be awaited often, and by several tasks.
 
-    async def _poll(self) -> Any:
-        # Polls, first often and then every few milliseconds: no thread is needed, and a cancelled waiter loses nothing.
-        pause = _FIRST_POLL_S
+        Cancelling the awaiting task loses nothing. The limit is the graph's `get_timeout`; `asyncio.timeout` sets another.
+        """
+        return self._result().__await__()
+
+    async def _result(self) -> Any:
         while self._value is PENDING:
-            if self._queue.try_take(self):
-                break
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LAST_POLL_S)
+            await self._graph.result_of(self)
         return self.get()
+
+    def done(self) -> bool:
+        """Whether `get` would return or raise at once. Does not block."""
+        return self._value is not PENDING or self._queue.has(self._index) or self._graph.ended
+
+    def cancel(self) -> bool:
+        """Cancel the execution if no actor has begun it; does not block.
+
+        Returns:
+            True: no method will run for it, and all its refs raise `ExecutionCancelledError`. False: it has begun or finished,
+            and goes on as if nothing had been asked.
+        """
+        return self._value is PENDING and self._graph.cancel(self._index)
 
     def __del__(self) -> None:
         # May run in any thread, in the middle of anything: only stores.

@@ -20,7 +20,7 @@ from raycomm.channel import Address, ShmArena, ShmReader
 from raycomm.errors import SerializationError
 from raycomm.options import LoopThread
 from raycomm.plan import Compute
-from raycomm.runtime import actor_thread, coroutines
+from raycomm.runtime import actor_thread, coroutines, lending
 from raycomm.runtime.actor_thread import Claim, Parked
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
 from raycomm.runtime.fault_points import FaultPoints
@@ -53,7 +53,9 @@ def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
         return Prepared(blueprint.process, node, None, problem)
     plan, options = blueprint.plan, blueprint.options
     try:
-        arena = ShmArena.create(blueprint.process, rings_of(plan, blueprint.process, options), options, loops=len(plan.processes))
+        rings = rings_of(plan, blueprint.process, options)
+        nodes = len(plan.actors[blueprint.process - 1].actions)
+        arena = ShmArena.create(blueprint.process, rings, options, loops=len(plan.processes), nodes=nodes)
         arena.attach(blueprint.driver)
     except OSError as error:
         return Prepared(blueprint.process, node, None, str(error))
@@ -163,12 +165,14 @@ class Member:
         plan, process = blueprint.plan, blueprint.process
         control = arena.reader(DRIVER, address_channel(plan), process - 1, drain=False)
         addresses = {row[0]: Address(*row) for row in self._announced(control)}
-        arena.core.open_pool(DRIVER)
+        arena.join(DRIVER)
+        lending.enter(arena, plan)
         report = arena.writer([report_channel(plan, process)])
         try:
             for peer in sorted(peers_of(plan, process)):
                 arena.attach(addresses[peer])
-            loop = (blueprint.loop or Loop)(self._instance, plan, process, blueprint.constants, arena, self._faults)
+            kind = blueprint.loop or Loop
+            loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults)
         except (OSError, SerializationError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return

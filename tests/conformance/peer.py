@@ -53,7 +53,7 @@ class Agent:
                 self.arena.attach(address)
 
     def open_writer(self, channels: list[int]) -> None:
-        self.arena.core.open_pool(self.arena.address.process)
+        self.arena.join(self.arena.address.process)
         self._write = self.arena.writer(channels)
 
     def open_reader(self, writer: int, channel: int, index: int, drain: bool) -> None:

@@ -158,7 +158,7 @@ def test_wrong_ends(here: Agent, there: Agent) -> None:
     with pytest.raises(_core.ArenaError, match="not attached"):
         there.open_writer([1])
     there.attach([here.address()])
-    there.arena.core.open_pool(0)
+    there.arena.join(0)
     with pytest.raises(_core.ArenaError, match="another number of readers"):
         _core.Writer(there.arena.core, [(1, [1, 1])])
     with pytest.raises(_core.ArenaError, match="256 processes"):

@@ -24,7 +24,7 @@ class Pair:
         self.reader_arena = ShmArena.create(1, [], options, loops=2)
         self.writer_arena.attach(self.reader_arena.address)
         self.reader_arena.attach(self.writer_arena.address)
-        self.writer_arena.core.open_pool(0)
+        self.writer_arena.join(0)
         self.writer = self.writer_arena.writer([0])
         self.reader = self.reader_arena.reader(0, 0, 0, drain=True)
 
@@ -68,8 +68,8 @@ def test_neighbours_are_joined_around_what_is_held() -> None:
     assert (pair.send(3 * MIB // 2, 9) == 9).all()
     with pytest.raises(_core.PoolFull) as caught:
         pair.send(3 * MIB)
-    wanted, free, limit, errno, holders = caught.value.args
-    assert (wanted, limit, errno) == (3 * MIB, 4 * MIB, 0)
+    wanted, free, limit, errno, holders, shortage = caught.value.args
+    assert (wanted, limit, errno, shortage) == (3 * MIB, 4 * MIB, 0, _core.SHORTAGE_PINNED)
     assert free < 4 * MIB
     assert set(holders) == {1}
     assert (kept == number).all()

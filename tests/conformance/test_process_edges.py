@@ -28,7 +28,7 @@ writing = ShmArena.create(0, [RingLayout(0, 16, 256, (1,))], options, loops=2)
 reading = ShmArena.create(1, [], options, loops=2)
 writing.attach(reading.address)
 reading.attach(writing.address)
-writing.core.open_pool(0)
+writing.join(0)
 writer = writing.writer([0])
 reader = reading.reader(0, 0, 0, drain=True)
 class Ref:
@@ -48,7 +48,7 @@ def pair(limit: int = 64 * MIB) -> tuple[ShmArena, ShmArena]:
     reading = ShmArena.create(1, [], options, loops=2)
     writing.attach(reading.address)
     reading.attach(writing.address)
-    writing.core.open_pool(0)
+    writing.join(0)
     return writing, reading
 
 

@@ -31,16 +31,19 @@ def free(*workers: Any) -> None:
         until(lambda worker=worker: ray.get(worker.vitals.remote())["loops"] == 0, "the loop leaves")
 
 
-def check_death(error: Any, graph: Any, worker: Any, pid: int, execution: int | None) -> None:
+def check_death(error: Any, graph: Any, worker: Any, pid: int, execution: int | None, node: str = "die") -> None:
     assert isinstance(error, ActorDiedError)
     assert isinstance(error, ray.exceptions.ActorDiedError)
     label = graph.plan.processes[2].label
     assert (error.actor, error.pid, error.graph, error.execution) == (label, pid, graph.name, execution)
     assert error.actor_id == worker._actor_id.hex()
+    assert error.node is not None
+    assert error.node.startswith(f"{label}.{node}#")
+    assert error.node in str(error)
     assert f"{label} (pid {pid}) of graph {graph.name!r}" in str(error)
     assert "compile a new one" in str(error)
     if execution is not None:
-        assert f"execution {execution} " in str(error)
+        assert f"execution {execution}" in str(error)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "_exit", "exit_actor", "sys.exit"])
@@ -57,7 +60,7 @@ def test_an_actor_that_ends_in_a_method(cluster: None, how: str) -> None:
         check_death(caught.value, graph, workers[1], pid, execution)
     with pytest.raises(ActorDiedError) as caught:
         graph.execute(5)
-    check_death(caught.value, graph, workers[1], pid, None)
+    check_death(caught.value, graph, workers[1], pid, 1)  # the one it died in
     assert before.get() == "stay"  # what had been fetched stays
     # Survivors answer and join a new graph, before and after the old one is torn down.
     assert ray.get([workers[0].add.remote(1), workers[2].add.remote(2)], timeout=PATIENCE_S) == [2, 3]
@@ -103,7 +106,7 @@ def test_an_actor_that_is_killed_while_the_driver_waits(cluster: None, gate: Gat
             ref.get(timeout=None if fetch == "get" else PATIENCE_S)
     assert time.monotonic() - begin < 20  # two seconds are promised
     killer.join()
-    check_death(caught.value, graph, workers[1], pid, 0)
+    check_death(caught.value, graph, workers[1], pid, 0, "hold")
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(workers[1].pid.remote(), timeout=PATIENCE_S)
     graph.teardown()

@@ -55,6 +55,9 @@ def test_drawn_sizes() -> None:
         name: layout[name] for name in ("ArenaHeader", "SlotHeader")
     }
     assert f"BlockHeader[block_capacity], {layout['BlockHeader']} bytes each" in DRAWING
+    assert f"BoardRow[board_count], {layout['BoardRow']} bytes each" in DRAWING
+    assert f"Record[record_capacity], {layout['Record']} bytes each" in DRAWING
+    assert f"NodeCounters[node_count], {layout['NodeCounters']} bytes each" in DRAWING
     assert f"BufferEntry[buffer_count] ({layout['BufferEntry']} bytes each)" in DRAWING
     assert f"{layout['RingHeader']}      taken[reader]" in re.sub(r" +taken", "      taken", DRAWING)
     assert f"messages taken so far; {layout['Cursor']} bytes each" in DRAWING
@@ -66,7 +69,7 @@ def test_drawn_sizes() -> None:
 
 def test_words_that_different_processes_write_lie_on_different_lines() -> None:
     at = _core.layout()
-    words = ["closed", "doorbell.counter", "free_stack", "activity", "budget_used", "loop_state"]
+    words = ["closed", "doorbell.counter", "free_stack", "record_count", "budget_used", "loop_state"]
     lines = [at[f"ArenaHeader.{word}"] // 64 for word in words]
     assert len(set(lines)) == len(lines)
     assert at["Cursor"] == 64

@@ -1,0 +1,175 @@
+"""asyncio without a thread: event loops wait at a pipe that an actor writes to when it publishes while somebody awaits.
+
+    await ref ──► Waker.until ──► arm, look again, then sleep in the event loop ◄── pipe ◄── ring_bell in an actor
+
+Any number of event loops, in any threads, may await on one graph: all watch the same pipe, and whichever wakes first serves all.
+A timer of a fifth of a second looks for dead actors, passed limits and lost notices, as parked threads do at the end of a slice.
+
+What lost: a thread per process that waits and calls back costs two more switches per result, and cannot wait for several graphs
+at once on the kernels still in use; polling costs a core or milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from raycomm.channel import Deadline, ShmArena
+from raycomm.observe.notice import Notice
+
+T = TypeVar("T")
+
+_SLICE_S = 0.2
+_BUSY_S = 0.001  # another thread is about to hand a result over
+
+
+class _Waiter(Generic[T]):
+    """One awaiting task: `attempt` gives its value, or None for not yet; it may run in any thread."""
+
+    def __init__(self, attempt: Callable[[], T | None], due: Callable[[], bool]) -> None:
+        self.attempt = attempt
+        self.due = due
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self.loop.create_future()
+
+    def settle(self, value: T | None, error: BaseException | None) -> None:
+        """Hand the outcome to the task, from any thread. A cancelled one does not want it; a closed loop cannot take it."""
+        if self.loop is asyncio._get_running_loop():
+            self._set(value, error)
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._set, value, error)
+        except RuntimeError:
+            return
+
+    def _set(self, value: Any, error: BaseException | None) -> None:
+        if self.future.done():
+            return
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(value)
+
+
+class Waker:
+    """Lets tasks of any event loop wait for a graph. Holds no thread; costs nothing while nobody awaits.
+
+    Args:
+        arena: the driver's.
+    """
+
+    def __init__(self, arena: ShmArena) -> None:
+        self._arena = arena
+        self._waiters: list[_Waiter[Any]] = []
+        self._watching: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
+        self._serving = threading.Lock()
+        self._wanted = False
+        self._soon = False
+
+    async def until(
+        self,
+        attempt: Callable[[], T | None],
+        due: Callable[[], bool],
+        limit: float | None,
+        late: Callable[[], BaseException],
+        waits: Callable[[], str],
+    ) -> T:
+        """Wait in the event loop until `attempt` gives a value; cancelling the task only ends the wait.
+
+        Args:
+            attempt: tries once, without waiting; None: not yet. What it raises is raised here.
+            due: cheap; whether an attempt may succeed now.
+            limit: seconds; None or -1: no limit.
+            late: the error to raise when the limit passes.
+            waits: the log line for a long wait.
+        """
+        waiter = _Waiter(attempt, due)
+        deadline, notice = Deadline(limit), Notice()
+        self._waiters.append(waiter)
+        self._watch(waiter.loop)
+        try:
+            self._serve()
+            while True:
+                await asyncio.wait((waiter.future,), timeout=deadline.left(at_most=notice.left()))
+                if waiter.future.done():
+                    return waiter.future.result()
+                if deadline.over:
+                    raise late()
+                notice.give(waits())
+        finally:
+            self._waiters.remove(waiter)
+            waiter.future.cancel()
+            self._unwatch(waiter.loop)
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks wait now."""
+        return len(self._waiters)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop not in self._watching:
+            loop.add_reader(self._arena.core.waker, self._rung)
+            self._watching[loop] = loop.call_later(_SLICE_S, self._tick, loop)
+
+    def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if any(waiter.loop is loop for waiter in self._waiters):
+            return
+        timer = self._watching.pop(loop, None)
+        if timer is not None:
+            timer.cancel()
+        if not loop.is_closed():
+            loop.remove_reader(self._arena.core.waker)
+        if not self._waiters:
+            self._arena.core.disarm()
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop in self._watching:
+            self._arena.core.look_for_dead()
+            self._watching[loop] = loop.call_later(_SLICE_S, self._tick, loop)
+            self._serve()
+
+    def _rung(self) -> None:
+        try:
+            os.read(self._arena.core.waker, 4096)
+        except BlockingIOError:
+            pass  # another loop was faster; what it did not see, this one serves
+        self._serve()
+
+    def _serve(self) -> None:
+        """Let every waiter try. One thread at a time; another one that comes meanwhile only asks for one more round."""
+        self._wanted = True
+        while self._wanted and self._serving.acquire(blocking=False):
+            try:
+                self._wanted = False
+                self._arena.core.arm()  # first: what is published after the look below rings
+                self._look()
+            finally:
+                self._serving.release()
+
+    def _look(self) -> None:
+        ended = self._arena.closed[0] != 0
+        for waiter in list(self._waiters):
+            if waiter.future.done() or not (ended or waiter.due()):
+                continue
+            try:
+                value = waiter.attempt()
+            except Exception as error:
+                waiter.settle(None, error)
+                continue
+            if value is not None:
+                waiter.settle(value, None)
+            else:
+                self._again_soon(waiter.loop)
+
+    def _again_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look once more in a moment: another thread is at that result, or room is about to be made."""
+        if loop is asyncio._get_running_loop() and not self._soon:
+            self._soon = True
+            loop.call_later(_BUSY_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._soon = False
+        self._serve()

@@ -1,0 +1,122 @@
+"""What a driver raises and logs: errors that say what happened, where, who waits for whom, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from raycomm import _core
+from raycomm.channel import ShmArena
+from raycomm.errors import RaycommError
+from raycomm.observe.board import Board
+from raycomm.options import Options
+from raycomm.plan import Plan
+from raycomm.runtime import ray_errors
+from raycomm.runtime.loop import shared_memory_error
+
+
+class Reports:
+    """Of one graph.
+
+    Args:
+        plan, options: the graph's.
+        arena: the driver's.
+        board: who does what.
+        actor_ids: process index -> Ray's actor id, in hex.
+    """
+
+    def __init__(self, plan: Plan, options: Options, arena: ShmArena, board: Board, actor_ids: Mapping[int, str]) -> None:
+        self._name = plan.name
+        self._plan = plan
+        self._options = options
+        self._arena = arena
+        self._board = board
+        self._actor_ids = actor_ids
+
+    def check_open(self, *, torn_down: bool) -> None:
+        """Raise `ChannelClosedError` after teardown. What had arrived is not handed out then, or it would be a matter of luck."""
+        if torn_down:
+            raise ray_errors.ChannelClosedError(
+                f"graph {self._name!r} was torn down; compile it again to go on",
+                graph=self._name,
+                channel=None,
+                reason="teardown",
+            )
+
+    def get_waits(self, execution: int, channel: int) -> str:
+        """The log line of a `get` that takes long."""
+        return f"execution {execution} of graph {self._name!r}: {self._board.blame(channel)}"
+
+    def get_timed_out(self, limit: float | None, execution: int, channel: int) -> BaseException:
+        """`ChannelTimeoutError` for a `get` whose limit passed."""
+        waits = self._board.blame(channel)
+        return _error(
+            ray_errors.ChannelTimeoutError,
+            f"execution {execution} of graph {self._name!r} gave no result within {limit} s: {waits}. The ref stays usable: get "
+            "it again, with a larger timeout",
+            graph=self._name,
+            limit_s=limit,
+            execution=execution,
+            channel=self._plan.channels[channel].value,
+            waits_for=waits,
+        )
+
+    def execute_waits(self) -> str:
+        """The log line of an `execute` that takes long."""
+        return f"execute of graph {self._name!r} waits for room: {self._board.everyone()}"
+
+    def execute_timed_out(self, limit: float | None) -> BaseException:
+        """`ChannelTimeoutError` for an `execute` whose limit passed."""
+        waits = self._board.everyone()
+        return _error(
+            ray_errors.ChannelTimeoutError,
+            f"execute of graph {self._name!r} found no room within {limit} s, with at most {self._options.max_inflight} "
+            f"executions under way: {waits}. Fetch results, or give a larger timeout or max_inflight",
+            graph=self._name,
+            limit_s=limit,
+            waits_for=waits,
+        )
+
+    def raise_native(self, error: Exception, execution: int | None, *, torn_down: bool) -> NoReturn:
+        """Turn what the native part raised into an error that says what happened, where, and what to do."""
+        if isinstance(error, _core.PoolFull):
+            raise shared_memory_error(error, self._plan, "the input") from None
+        if isinstance(error, _core.Overfull):
+            limit = self._options.max_buffered_results
+            raise _error(
+                ray_errors.CapacityExceededError,
+                f"graph {self._name!r}: {limit} results of earlier executions wait unfetched, as many as max_buffered_results "
+                "allows. Fetch them or drop their refs first, or compile with a larger max_buffered_results",
+                graph=self._name,
+                limit=limit,
+                count=limit,
+            ) from None
+        if isinstance(error, _core.Misuse):
+            raise RaycommError(f"graph {self._name!r}: {error}") from None
+        self.check_open(torn_down=torn_down)
+        raise self._ended(execution) from None
+
+    def _ended(self, execution: int | None) -> BaseException:
+        reason, process = self._arena.closed
+        label = self._plan.processes[process].label
+        pid = self._board.pid(process)
+        died = reason == _core.CLOSED_PEER_DIED
+        node, at = self._board.last_call(process)
+        where = f" in {node}, execution {at}" if node is not None else ""
+        lost = f"; execution {execution} will give no result" if execution is not None else ""
+        return _error(
+            ray_errors.ActorDiedError,
+            f"actor {label} (pid {pid}) of graph {self._name!r} {'died' if died else 'left its loop (a method ended it)'}"
+            f"{where}{lost}. The other actors are free; tear the graph down and compile a new one without it, or "
+            "with it once it has restarted",
+            graph=self._name,
+            actor=label,
+            actor_id=self._actor_ids.get(process),
+            pid=pid,
+            node=node,
+            execution=at if execution is None else execution,
+        )
+
+
+def _error(kind: type[BaseException], message: str, **attributes: object) -> BaseException:
+    return kind(message, **attributes)

@@ -1,0 +1,54 @@
+"""`raycomm.wait`: which of several results are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raycomm.channel import Deadline
+from raycomm.runtime.refs import PENDING, Ref
+
+_TURN_S = 0.005  # several graphs are waited for in turns: each has a doorbell of its own
+
+
+def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Ref], list[Ref]]:
+    """Wait until `num_returns` of `refs` are done, as `ray.wait` does for object refs. Fetches nothing.
+
+    A ref is done when `ref.get()` would not wait for an actor, also when it would raise because its graph has ended. `refs` may
+    belong to several graphs.
+
+    Args:
+        refs: distinct refs of this process.
+        num_returns: from 1 to `len(refs)`.
+        timeout: seconds; None or -1: no limit, 0: one look.
+
+    Returns:
+        (done, pending), each in the order of `refs`; `done` may be longer or, after the limit, shorter than `num_returns`.
+
+    Raises:
+        TypeError: something else than a ref. ValueError: `num_returns` or `timeout` out of range, or a ref twice.
+    """
+    for ref in refs:
+        if not isinstance(ref, Ref):
+            raise TypeError(
+                f"raycomm.wait takes refs of compiled graphs, got {type(ref).__name__}; use ray.wait for Ray's object refs"
+            )
+    if not 1 <= num_returns <= len(refs):
+        raise ValueError(f"num_returns={num_returns} must lie between 1 and the number of refs, {len(refs)}")
+    if len({id(ref) for ref in refs}) != len(refs):
+        raise ValueError("raycomm.wait was given a ref twice")
+    deadline = Deadline(timeout)
+    while True:
+        pending = [ref for ref in refs if not ref.done()]
+        missing = num_returns - (len(refs) - len(pending))
+        if missing <= 0 or deadline.over:
+            break
+        arenas = {id(ref._graph): ref._graph._arena for ref in pending}
+        for graph, arena in arenas.items():
+            results = [(ref._queue.reader, ref._index) for ref in pending if id(ref._graph) == graph and ref._value is PENDING]
+            wanted = missing if len(arenas) == 1 else 1
+            arena.core.wait_results(
+                results, min(wanted, len(results)), deadline.left(at_most=None if len(arenas) == 1 else _TURN_S)
+            )
+    done = [ref for ref in refs if ref.done()][: max(num_returns, 0)]
+    chosen = {id(ref) for ref in done}
+    return done, [ref for ref in refs if id(ref) not in chosen]
