@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         InputNode,
         MultiOutputNode,
         ReduceOp,
+        after,
         allgather,
         allreduce,
         bind,
@@ -75,6 +76,7 @@ __all__ = [
     "SerializationError",
     "SharedMemoryError",
     "__version__",
+    "after",
     "allgather",
     "allreduce",
     "bind",
@@ -89,7 +91,7 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(("InputNode", "MultiOutputNode", "ReduceOp", "bind", "with_channel_options"), "raycomm.graph"),
+    **dict.fromkeys(("InputNode", "MultiOutputNode", "ReduceOp", "after", "bind", "with_channel_options"), "raycomm.graph"),
     **dict.fromkeys(("allgather", "allreduce", "broadcast", "reducescatter"), "raycomm.graph"),
     "Options": "raycomm.options",
     "CompiledGraph": "raycomm.runtime.driver",

@@ -4,7 +4,7 @@ from raycomm.graph.build import build
 from raycomm.graph.calls import bind
 from raycomm.graph.channel_options import ChannelOptions
 from raycomm.graph.collective import allgather, allreduce, broadcast, reducescatter
-from raycomm.graph.edges import with_channel_options
+from raycomm.graph.edges import after, with_channel_options
 from raycomm.graph.model import (
     Actor,
     CallNode,
@@ -15,6 +15,7 @@ from raycomm.graph.model import (
     Graph,
     InputValue,
     Key,
+    Nothing,
     Operand,
     Position,
     Projection,
@@ -48,12 +49,14 @@ __all__ = [
     "MethodNode",
     "MethodOutputNode",
     "MultiOutputNode",
+    "Nothing",
     "Operand",
     "Position",
     "Projection",
     "ReduceOp",
     "ValueRef",
     "Whole",
+    "after",
     "allgather",
     "allreduce",
     "bind",

@@ -28,6 +28,7 @@ from raycomm.graph.model import (
     Graph,
     InputValue,
     Key,
+    Nothing,
     Operand,
     Position,
     Projection,
@@ -35,7 +36,7 @@ from raycomm.graph.model import (
     Whole,
 )
 from raycomm.graph.nodes import OwnAdapter, projection_of
-from raycomm.graph.views import Adapter, AttributeView, CallView, ElementView, OutputsView, View
+from raycomm.graph.views import Adapter, AttributeView, CallView, ElementView, InputView, OutputsView, View
 
 _SHORT_ID = 6
 
@@ -82,7 +83,7 @@ def _collect(root: object, adapters: Sequence[Adapter]) -> Component:
 
 def _upstream(view: View) -> tuple[object, ...]:
     if isinstance(view, CallView):
-        return (*view.args, *(value for _, value in view.kwargs))
+        return (*view.args, *(value for _, value in view.kwargs), *view.after)
     if isinstance(view, ElementView):
         return (view.call,)
     if isinstance(view, AttributeView):
@@ -238,6 +239,12 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
             options[made] = given.over(options.get(made))
         return made
 
+    def waited_for(node: object) -> ValueRef:
+        if not isinstance(component.view(node), InputView):
+            return value(node)
+        inputs.setdefault(Nothing())
+        return InputValue(Nothing())
+
     def operand(argument: object) -> Operand:
         if component.is_node(argument):
             return value(argument)
@@ -261,6 +268,7 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
             args=tuple(operand(argument) for argument in view.args),
             kwargs=tuple((name, operand(argument)) for name, argument in view.kwargs),
             num_returns=view.num_returns,
+            after=tuple(map(waited_for, view.after)),
             collective=None if view.exchange is None else numbers[id(view.exchange.key)],
         )
         for index, view in enumerate(calls)

@@ -7,8 +7,9 @@ from typing import Any, Self
 
 from raycomm.errors import CompileError
 
-# The attribute of another family's node that holds its options.
+# Attributes of another family's node: its options, and what it runs after.
 FOREIGN_OPTIONS = "_raycomm_channel_options"
+FOREIGN_AFTER = "_raycomm_after"
 
 MIN_INLINE = 64
 MAX_INLINE = 1 << 20

@@ -1,12 +1,12 @@
-"""`with_channel_options`: settings of one edge, on nodes of raycomm and of `ray.dag`."""
+"""What can be said of edges, on nodes of raycomm and of `ray.dag`: `with_channel_options`, and `after`, edges without a value."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from raycomm.errors import CompileError
-from raycomm.graph.channel_options import FOREIGN_OPTIONS, ChannelOptions
-from raycomm.graph.nodes import ValueNode, is_own
+from raycomm.graph.channel_options import FOREIGN_AFTER, FOREIGN_OPTIONS, ChannelOptions
+from raycomm.graph.nodes import MethodNode, MethodOutputNode, ValueNode, is_own
 
 
 def with_channel_options(
@@ -45,4 +45,37 @@ def with_channel_options(
     attributes = vars(node)
     options = ChannelOptions.checked(type(node).__name__, **given)
     attributes[FOREIGN_OPTIONS] = options.over(attributes.get(FOREIGN_OPTIONS))
+    return node
+
+
+def after(node: Any, *others: Any) -> Any:
+    """Run the call of `node` only once the values of `others` are there, without giving them to it; returns `node`.
+
+    So a method that takes nothing can begin a graph, and its executions take no argument:
+
+        with InputNode() as start:
+            batch = after(bind(loader.next), start)
+        graph.execute()
+
+    The whole input stands for the beginning of an execution and adds no argument; a part of it has to be given to `execute` as
+    any other. A call runs also where what it waits for has failed; what only others wait for has to be used or be a result too.
+
+    Args:
+        node: what `bind` of raycomm or of `ray.dag` gave; one of the elements, where it gave several, stands for their call.
+        others: nodes that stand for values.
+
+    Raises:
+        CompileError: `node` is no call.
+    """
+    call = node.call if isinstance(node, MethodOutputNode) else node
+    if isinstance(call, MethodNode):
+        call.after(*others)
+    elif not is_own(node) and hasattr(type(node), "is_class_method_call"):
+        call = node if node.is_class_method_call else node.class_method_call
+        attributes = vars(call)
+        attributes[FOREIGN_AFTER] = (*attributes.get(FOREIGN_AFTER, ()), *others)
+    else:
+        shown = repr(node) if is_own(node) else f"a value of type {type(node).__name__}"
+        remedy = "give a node that bind made"
+        raise CompileError(f"after: {shown} is no call; {remedy}", node=shown, argument="node", remedy=remedy)
     return node

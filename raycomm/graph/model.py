@@ -34,7 +34,12 @@ class Key:
     name: str
 
 
-Projection: TypeAlias = Whole | Position | Key
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No argument of `execute`: only that an execution has begun."""
+
+
+Projection: TypeAlias = Whole | Position | Key | Nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +129,12 @@ class CallNode:
     kwargs: tuple[tuple[str, Operand], ...]
     num_returns: int
     collective: int | None = None
+    after: tuple[ValueRef, ...] = ()
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Positional operands, then keyword operands."""
-        return self.args + tuple(operand for _, operand in self.kwargs)
+        """Positional operands, keyword operands, then what the call only waits for."""
+        return self.args + tuple(operand for _, operand in self.kwargs) + self.after
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class MethodNode(ValueNode):
     Attributes: `actor` (the handle and who it names), `method`, `args`, `kwargs`, `num_returns`.
     """
 
-    __slots__ = ("_bind_index", "actor", "args", "kwargs", "method", "num_returns")
+    __slots__ = ("_after", "_bind_index", "actor", "args", "kwargs", "method", "num_returns")
 
     def __init__(
         self,
@@ -221,11 +221,20 @@ class MethodNode(ValueNode):
         self.args = args
         self.kwargs = kwargs
         self.num_returns = num_returns
+        self._after: tuple[object, ...] = ()
         with numbering:
             super().__init__()
             self._bind_index = take_bind_index(actor.handle)
             for producer in producers:
                 register(producer, self, f"{actor.class_name}.{method}")
+
+    def after(self, *nodes: object) -> Self:
+        """Run the call only once the values of `nodes` are there, without giving them to it; see `raycomm.after`."""
+        for node in nodes:
+            if is_own(node):
+                register(node, self, f"{self.actor.class_name}.{self.method}")
+        self._after += nodes
+        return self
 
     @property
     def made_by(self) -> ActorIdentity:
@@ -243,6 +252,7 @@ class MethodNode(ValueNode):
             num_returns=self.num_returns,
             bind_index=self._bind_index,
             created=self._created,
+            after=self._after,
         )
 
     def __repr__(self) -> str:

@@ -26,6 +26,7 @@ def before_ordering(component: Component) -> None:
     no_refused_nodes(component)
     results_are_values(component)
     results_are_no_argument(component)
+    only_values_are_waited_for(component)
     one_input(component)
 
 
@@ -97,6 +98,18 @@ def results_are_no_argument(component: Component) -> None:
                     )
 
 
+def only_values_are_waited_for(component: Component) -> None:
+    """What a call runs after is a node that stands for a value."""
+    for view in component.views():
+        for awaited in view.after if isinstance(view, CallView) else ():
+            if not component.is_node(awaited) or isinstance(component.view(awaited), OutputsView):
+                text = f"node {view.label} runs after a value of type {type(awaited).__name__}, which is no node of a value"
+                _refuse(text, node=view.label, argument="after", remedy="give nodes that bind made, or the InputNode")
+            if component.call_of(awaited) is view:
+                text = f"node {view.label} runs after itself"
+                _refuse(text, node=view.label, argument="after", remedy="give other nodes")
+
+
 def one_input(component: Component) -> None:
     """At most one input node."""
     inputs = [view for view in component.views() if isinstance(view, InputView)]
@@ -137,13 +150,13 @@ def has_input(component: Component) -> None:
 def every_call_is_triggered(component: Component, calls: Sequence[CallView]) -> None:
     """Each call waits for at least one node, or nothing would start it."""
     for view in calls:
-        if not any(component.is_node(argument) for _, argument in _arguments(view)):
+        if not view.after and not any(component.is_node(argument) for _, argument in _arguments(view)):
             name = component.name(view)
             _refuse(
                 f"node {name} has no node among its arguments",
                 node=name,
                 argument=None,
-                remedy="bind it to the InputNode or another node",
+                remedy="bind it to the InputNode or another node, or let it run after(node, inp)",
             )
 
 
@@ -259,6 +272,9 @@ def _input_uses(component: Component, calls: Sequence[CallView]) -> Iterator[tup
     for view in calls:
         for _, argument in _arguments(view):
             if component.is_node(argument) and isinstance(used := component.view(argument), (InputView, AttributeView)):
+                yield component.name(view), used
+        for awaited in view.after:  # the whole input is only awaited here, and goes with its parts
+            if isinstance(used := component.view(awaited), AttributeView):
                 yield component.name(view), used
     root = component.root
     for item in root.items if isinstance(root, OutputsView) else (root.node,):

@@ -75,6 +75,7 @@ class CallView(View):
     """A method call, or what one actor does in a collective.
 
     `bind_index` orders calls bound through the same handle object, `created` orders calls made by raycomm; None where unknown.
+    `after` are nodes that the call waits for and is not given.
     """
 
     actor: ActorIdentity
@@ -85,6 +86,7 @@ class CallView(View):
     bind_index: int | None = None
     created: int | None = None
     exchange: Exchange | None = None
+    after: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

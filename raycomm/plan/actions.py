@@ -36,7 +36,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from raycomm.graph.model import CollectiveKind, Key, Position, Projection, ReduceOp, Whole
+from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Projection, ReduceOp, Whole
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -294,6 +294,8 @@ def projection_text(projection: Projection) -> str:
             return f"position {index}"
         case Key(name):
             return f"key {json.dumps(name)}"
+        case Nothing():
+            return "nothing"
 
 
 def _list(numbers: Iterable[int]) -> str:

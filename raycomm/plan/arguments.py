@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from raycomm.errors import ArgumentError
-from raycomm.graph.model import Key, Position, Projection
+from raycomm.graph.model import Key, Nothing, Position, Projection
 from raycomm.plan.actions import Plan, Signature
 
 
@@ -23,6 +23,8 @@ def project(projection: Projection, args: Sequence[object], kwargs: Mapping[str,
     """One part of arguments that `check_arguments` accepted; also the value of a `FromInput` output."""
     if isinstance(projection, Key):
         return kwargs[projection.name]
+    if isinstance(projection, Nothing):
+        return None
     return args[projection.index if isinstance(projection, Position) else 0]
 
 

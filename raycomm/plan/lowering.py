@@ -15,7 +15,19 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from raycomm.graph.channel_options import ChannelOptions
-from raycomm.graph.model import CallNode, CallValue, Const, Graph, InputValue, Key, Operand, Position, Projection, ValueRef
+from raycomm.graph.model import (
+    CallNode,
+    CallValue,
+    Const,
+    Graph,
+    InputValue,
+    Key,
+    Nothing,
+    Operand,
+    Position,
+    Projection,
+    ValueRef,
+)
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
@@ -91,6 +103,8 @@ def _input_text(projection: Projection) -> str:
             return f"input[{index}]"
         case Key(name):
             return f"input.{name}" if name.isidentifier() else f"input[{json.dumps(name)}]"
+        case Nothing():
+            return "begin"
         case _:
             return "input"
 
@@ -141,7 +155,7 @@ def _actor_plan(
         else:
             whole = graph.collectives[node.collective]
             rank = whole.ranks.index(node.id)
-            sources = tuple(registers.of[value] for value in _operands(node))
+            sources = tuple(registers.of[value] for value in node.args if not isinstance(value, Const))
             parts, slices = (*exchanged[node.collective], (), ())[:2]
             actions.append(Collective(node.id, whole.kind, whole.op, whole.root, rank, sources, outputs, parts, slices))
         leaving = tuple(value for value in made if value in channel_of)
@@ -180,11 +194,7 @@ class _Registers:
 
 def _values(node: CallNode) -> tuple[ValueRef, ...]:
     """The distinct values that a call uses, in order."""
-    return tuple(dict.fromkeys(_operands(node)))
-
-
-def _operands(node: CallNode) -> tuple[ValueRef, ...]:
-    return tuple(operand for operand in node.operands if not isinstance(operand, Const))
+    return tuple(dict.fromkeys(operand for operand in node.operands if not isinstance(operand, Const)))
 
 
 def _argument(operand: Operand, registers: Mapping[ValueRef, int]) -> Argument:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from raycomm.errors import CompileError
-from raycomm.graph.model import CollectiveKind, Key, Position, Projection, ReduceOp, Whole
+from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Projection, ReduceOp, Whole
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
@@ -229,6 +229,8 @@ def _from_channel(line: _Line) -> FromChannel:
 def _projection(line: _Line) -> Projection:
     if line.accept("whole"):
         return Whole()
+    if line.accept("nothing"):
+        return Nothing()
     if line.accept("position"):
         return Position(line.number())
     if not line.accept("key"):

@@ -11,7 +11,7 @@ from collections import deque
 from typing import NoReturn
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph.model import CollectiveKind, Key, Position, Whole
+from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Whole
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
@@ -219,6 +219,8 @@ def _check_signature(plan: Plan) -> None:
                 fits = signature.arity is not None and 0 <= index < signature.arity
             case Key(name):
                 fits = name in signature.keys
+            case Nothing():
+                fits = True
         if not fits:
             _refuse(str(signature), f"it does not provide {projection}")
 

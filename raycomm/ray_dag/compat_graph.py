@@ -14,13 +14,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import ray
 import ray.exceptions
 from ray.dag import DAGContext
 
-from raycomm.errors import ChannelClosedError, RaycommError
+from raycomm.errors import RaycommError
 from raycomm.options import check_limit
 from raycomm.ray_dag import compat_errors
 from raycomm.ray_dag.compat_nodes import CompatNodes
@@ -67,11 +67,9 @@ class CompatGraph:
         self._execution_index = -1
         self._channels = frozenset(range(len(nodes.outputs)))
         self._is_teardown = False
-        # Submission is one at a time, so that executions are entered in order; it may wait for room. The other lock is held for
-        # a few steps only. Both may be taken again by a signal handler that strikes in between.
-        self._submitting = threading.RLock()
+        # Held for a few steps only, never while waiting. A signal handler that strikes in between may take it again.
         self._lock = threading.RLock()
-        self._under_way = 0
+        self._under_way: set[object] = set()  # being submitted
         self._dropped: deque[tuple[int, int]] = deque()
         # By execution: refs of all outputs; results by output; outputs fetched; outputs whose ref is gone.
         self._pending: dict[int, tuple[Ref, ...]] = {}
@@ -94,44 +92,49 @@ class CompatGraph:
         if self._enable_asyncio:
             raise ValueError("Use execute_async if enable_asyncio=True")
         named = self._nodes.arguments(args, kwargs)
-        with self._submitting:
-            self._check_room()
-            try:
-                refs = self.graph.execute(*args, timeout=self._submit_timeout, **named)
-            except RaycommError as error:
-                raise compat_errors.submitting(error, self._submit_timeout) from None
-            return self._enter(refs, CompatRef)
+        place = object()
+        try:
+            self._reserve(place)
+            refs = self.graph.execute(*args, timeout=self._submit_timeout, **named)
+            return self._enter(place, refs, CompatRef)
+        except RaycommError as error:
+            raise compat_errors.submitting(error, self._submit_timeout) from None
+        finally:
+            self._under_way.discard(place)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
         """Submit one execution; a future, or a list of futures. See `execute`."""
         if not self._enable_asyncio:
             raise ValueError("Use execute if enable_asyncio=False")
         named = self._nodes.arguments(args, kwargs)
-        self._check_room()
-        self._under_way += 1
+        place = object()
         try:
-            graph: Any = self.graph
-            refs = await graph.execute_async(*args, timeout=self._submit_timeout, **named)
+            self._reserve(place)
+            refs = await self.graph.execute_async(*args, timeout=self._submit_timeout, **named)
+            return self._enter(place, refs, CompatFuture)
         except RaycommError as error:
             raise compat_errors.submitting(error, self._submit_timeout) from None
         finally:
-            self._under_way -= 1
-        return self._enter(refs, CompatFuture)
+            self._under_way.discard(place)
 
-    def _check_room(self) -> None:
+    def _reserve(self, place: object) -> None:
+        """Count one execution more as in flight, until it is entered or `place` is given back."""
         with self._lock:
             trash = self._settle_dropped()
-            count = len(self._pending) + self._under_way
+            count = len(self._pending) + len(self._under_way)
+            if count < self._max_inflight_executions or self._is_teardown:
+                self._under_way.add(place)
+                return
         del trash
-        if count >= self._max_inflight_executions and not self._is_teardown:
-            raise compat_errors.too_many_in_flight(self.graph.name, self._max_inflight_executions, count)
+        raise compat_errors.too_many_in_flight(self.graph.name, self._max_inflight_executions, count)
 
-    def _enter(self, made: Ref | list[Ref], kind: type[Any]) -> Any:
+    def _enter(self, place: object, made: Ref | list[Ref], kind: type[Any]) -> Any:
         refs = tuple(made) if isinstance(made, list) else (made,)
         # raycomm's own number: it also holds when two submissions come back in another order than they went.
         index = max(ref._index for ref in refs)
         with self._lock:
             self._pending[index] = refs
+            self._under_way.discard(place)
             self._execution_index = max(self._execution_index, index)
         if not self._nodes.returns_list:
             return kind(self, index, None)
@@ -239,12 +242,8 @@ class CompatGraph:
         if self._is_teardown:
             return
         self._is_teardown = True
-        try:
-            self.graph.check_open()
-        except ChannelClosedError:
-            pass  # closed by the interpreter's exit, which has waited
-        else:
-            self.graph.teardown(DAGContext.get_current().teardown_timeout)
+        if self.graph.state != "torn down":  # by the interpreter's exit, which has waited
+            self.graph.teardown(DAGContext.get_current().teardown_timeout, kill_actors=kill_actors)
         for handle in self._nodes.handles if kill_actors else ():
             logger.info("graph %r: killing actor %s", self.graph.name, handle)
             ray.kill(handle)
@@ -274,6 +273,9 @@ class CompatGraph:
 
     def __str__(self) -> str:
         return f"CompiledDAG({self._dag_id})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self} cannot be pickled: it belongs to the process that compiled it")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "graph":

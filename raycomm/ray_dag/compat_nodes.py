@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ray.dag import ClassMethodNode, DAGNode, FunctionNode, InputAttributeNode, InputNode, MultiOutputNode
 from ray.dag.py_obj_scanner import _PyObjScanner
+from ray.experimental.channel.cpu_communicator import CPUCommunicator
 
 from raycomm.errors import ArgumentError
 from raycomm.graph.views import AttributeView, View
@@ -28,6 +29,9 @@ class CompatAdapter(RayDagAdapter):
     def describe(self, node: object) -> View:
         """The view of a `ray.dag` node."""
         view = super().describe(node)
+        if view.hint is not None and isinstance(view.hint.transport, CPUCommunicator):
+            # Ray, too, sends from actor to actor through shared memory there; the communicator is for collectives.
+            view = dataclasses.replace(view, hint=dataclasses.replace(view.hint, transport="shm"))
         if isinstance(view, AttributeView) and isinstance(view.key, str) and view.key in _OWN_NAMES:
             return dataclasses.replace(view, key=_OWN_NAMES[view.key])
         return view

@@ -6,11 +6,10 @@ import asyncio
 import time
 from typing import Final
 
-from raycomm.errors import ChannelTimeoutError
 from raycomm.runtime.refs import PENDING, Ref
+from raycomm.runtime.waiting import wait
 
 _NO_LIMIT: Final = -1
-_SLICE_S: Final = 0.01
 
 
 def wait_for_all(refs: tuple[Ref, ...], end: float | None) -> Ref | None:
@@ -24,28 +23,33 @@ def wait_for_all(refs: tuple[Ref, ...], end: float | None) -> Ref | None:
         ChannelTimeoutError: not within the limit. ActorDiedError, ChannelClosedError: the graph has ended.
     """
     waiting = list(dict.fromkeys(refs))
-    while waiting:
-        for ref in _ready(waiting, end):
-            if not _succeeded(ref):
-                return ref
-            waiting.remove(ref)
+    while len(waiting) > 1:
+        done, others = wait(waiting, 1, _left(end))
+        if not done:
+            break
+        if not _succeeded(done[0], None):
+            return done[0]
+        waiting = others
+    for ref in waiting:
+        if not _succeeded(ref, end):
+            return ref
     return None
 
 
 async def wait_for_all_async(refs: tuple[Ref, ...]) -> Ref | None:
-    """As `wait_for_all`, in the event loop and without a limit."""
+    """As `wait_for_all`, in the event loop, and as long as the refs themselves may be awaited."""
     distinct = list(dict.fromkeys(refs))
     if len(distinct) == 1:
-        await _settled(distinct[0])
-        return None if _succeeded(distinct[0]) else distinct[0]
-    tasks = {asyncio.ensure_future(_settled(ref)): ref for ref in distinct}
+        return None if await _succeeded_async(distinct[0]) else distinct[0]
+    tasks = {asyncio.ensure_future(_succeeded_async(ref)): ref for ref in distinct}
+    for task in tasks:
+        task.add_done_callback(_looked_at)
     try:
         waiting = set(tasks)
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
-                if not _succeeded(tasks[task]):
+                if not task.result():
                     return tasks[task]
         return None
     finally:
@@ -53,19 +57,11 @@ async def wait_for_all_async(refs: tuple[Ref, ...]) -> Ref | None:
             task.cancel()
 
 
-async def _settled(ref: Ref) -> None:
-    """Returns once `ref` has a value or failure."""
+def _succeeded(ref: Ref, end: float | None) -> bool:
+    """Blocks until it has a value, or has failed. What is no failure of its execution is raised."""
+    left = _left(end)
     try:
-        await ref
-    except Exception:
-        if ref._value is PENDING:
-            raise
-
-
-def _succeeded(ref: Ref) -> bool:
-    """Of a ref that has a value or failure."""
-    try:
-        ref.get(0)
+        ref.get(_NO_LIMIT if left is None else left)
     except Exception:
         if ref._value is PENDING:
             raise
@@ -73,25 +69,21 @@ def _succeeded(ref: Ref) -> bool:
     return True
 
 
-def _ready(waiting: list[Ref], end: float | None) -> list[Ref]:
-    """At least one of `waiting`, with a value or failure."""
-    while True:
-        left = None if end is None else max(0.0, end - time.monotonic())
-        if len(waiting) == 1:
-            return [waiting[0]] if _there(waiting[0], left) else []
-        ready = [ref for ref in waiting if _there(ref, 0.0, quiet=True)]
-        if ready:
-            return ready
-        _there(waiting[0], 0.0 if left == 0.0 else _SLICE_S, quiet=left != 0.0)
-
-
-def _there(ref: Ref, limit: float | None, quiet: bool = False) -> bool:
+async def _succeeded_async(ref: Ref) -> bool:
     try:
-        ref.get(_NO_LIMIT if limit is None else limit)
-    except Exception as error:
-        if ref._value is not PENDING:
-            return True
-        if quiet and isinstance(error, ChannelTimeoutError):
-            return False
-        raise
+        await ref
+    except Exception:
+        if ref._value is PENDING:
+            raise
+        return False
     return True
+
+
+def _looked_at(task: asyncio.Task[bool]) -> None:
+    """asyncio logs an error that nobody asks for; of several, one is raised, and that says it all."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _left(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic())

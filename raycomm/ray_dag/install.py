@@ -84,7 +84,8 @@ def _compile(
                 # Room for what is moved aside; Ray's limit, which counts otherwise, is kept by the graph made here.
                 "max_buffered_results": max_buffered + max_inflight,
                 "submit_timeout": submit_timeout,
-                "get_timeout": context.get_timeout,
+                # Ray knows no limit for `await`, which the option would also hold for.
+                "get_timeout": None if enable_asyncio else context.get_timeout,
                 "teardown_timeout": context.teardown_timeout,
             }
         )

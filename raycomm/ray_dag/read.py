@@ -26,7 +26,7 @@ from ray.experimental.util.types import AllGatherOp, AllReduceOp, ReduceScatterO
 
 from raycomm.graph import CollectiveKind
 from raycomm.graph.actor import read_actor
-from raycomm.graph.channel_options import FOREIGN_OPTIONS
+from raycomm.graph.channel_options import FOREIGN_AFTER, FOREIGN_OPTIONS
 from raycomm.graph.collective import check_communicator, op_of
 from raycomm.graph.views import (
     Adapter,
@@ -126,6 +126,7 @@ def _method(node: Any, common: _Common) -> View:
         kwargs=tuple(node._bound_kwargs.items()),
         num_returns=node.num_returns,
         bind_index=node._bind_index,
+        after=vars(node).get(FOREIGN_AFTER, ()),
         **common.fields,
     )
 

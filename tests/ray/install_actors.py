@@ -66,3 +66,16 @@ class AsyncReplicaBody:
 
 Replica = ray.remote(num_cpus=0)(ReplicaBody)
 AsyncReplica = ray.remote(num_cpus=0)(AsyncReplicaBody)
+
+
+@ray.remote(num_cpus=0)
+class TensorWorker:
+    """Makes tensors and says what came."""
+
+    def make(self, shape: Any, dtype: Any, value: int) -> Any:
+        import torch
+
+        return torch.full(shape, value, dtype=dtype)
+
+    def describe(self, tensor: Any) -> Any:
+        return tensor[0].item(), tuple(tensor.shape), tensor.dtype

@@ -18,7 +18,7 @@ class OddBody:
 
     def __init__(self) -> None:
         self.trail: list[str] = []
-        self.buffer: Any = None
+        self.buffers: dict[tuple[str, int], Any] = {}
 
     def step(self, x: Any, name: str) -> Any:
         self.trail.append(name)
@@ -64,10 +64,12 @@ class OddBody:
         import numpy
         import torch
 
-        if self.buffer is None:
-            self.buffer = numpy.zeros(size, numpy.int64) if kind == "numpy" else torch.zeros(size, dtype=torch.int64)
-        self.buffer[:] = x
-        return self.buffer
+        buffer = self.buffers.get((kind, size))
+        if buffer is None:
+            buffer = numpy.zeros(size, numpy.int64) if kind == "numpy" else torch.zeros(size, dtype=torch.int64)
+            self.buffers[kind, size] = buffer
+        buffer[:] = x
+        return buffer
 
     def same_bytes(self, x: Any) -> bool:
         return bool((x == x[0]).all())

@@ -25,7 +25,7 @@ def workers(cluster: None) -> list[Any]:
     return start(3)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def odd(cluster: None) -> Any:
     return Odd.remote()
 

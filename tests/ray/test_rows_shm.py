@@ -107,7 +107,6 @@ def test_payloads_beyond_any_message_limit(workers: list[Any], mib: int) -> None
         assert got == value.tobytes()
 
 
-@pytest.mark.xfail(strict=True, raises=SharedMemoryError, reason="what free blocks of all pools take together is not given back")
 def test_memory_that_nobody_holds_is_no_reason_to_fail(workers: list[Any]) -> None:
     """Never more than one message is alive, on three edges, and the limit is seven times as much."""
     with raycomm.compile(chain(workers[0].echo, workers[1].echo), shm_limit_bytes=7 * 64 * MIB) as graph:
@@ -115,7 +114,6 @@ def test_memory_that_nobody_holds_is_no_reason_to_fail(workers: list[Any]) -> No
             assert graph.execute(np.zeros(size, np.uint8)).get().nbytes == size
 
 
-@pytest.mark.xfail(strict=True, raises=SharedMemoryError, reason="what free blocks of all pools take together is not given back")
 def test_messages_that_grow_within_the_limit(workers: list[Any]) -> None:
     with raycomm.compile(chain(workers[0].echo, workers[1].echo), shm_limit_bytes=80 * MIB) as graph:
         for size in range(16 * MIB, 24 * MIB, MIB):
@@ -131,9 +129,9 @@ def test_a_payload_of_600_megabytes(workers: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("size", [3, 100_000])
-def test_a_buffer_that_its_method_uses_again(cluster: None, kind: str, size: int) -> None:
+def test_a_buffer_that_its_method_uses_again(odds: list[Any], kind: str, size: int) -> None:
     """The actor fills the same array for each execution while slow consumers still have earlier ones."""
-    source, slow = Odd.remote(), Odd.remote()
+    source, slow, _ = odds
     with InputNode() as x:
         value = bind(source.reuse, x, kind, size)
         out = bind(slow.same_bytes, bind(slow.slow, value, 0.002))
@@ -146,24 +144,23 @@ def test_a_buffer_that_its_method_uses_again(cluster: None, kind: str, size: int
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_in_place_maths_on_what_was_received(cluster: None, kind: str) -> None:
+def test_in_place_maths_on_what_was_received(odds: list[Any], workers: list[Any], kind: str) -> None:
     """One receiver: its own, writable, with warnings as errors."""
     value: Any = np.ones(100_000) if kind == "numpy" else torch.ones(100_000)
-    one = Odd.remote()
     with InputNode() as x:
-        out = bind(one.write_to, x, 2)
+        out = bind(odds[0].write_to, x, 2)
     with raycomm.compile(out) as graph:
         assert [graph.execute(value).get() for _ in range(3)] == [300_000] * 3
         assert float(value.sum()) == 100_000
-    with raycomm.compile(chain(start(1)[0].echo)) as graph:
+    with raycomm.compile(chain(workers[0].echo)) as graph:
         got = graph.execute(value).get()
         got += 1
         assert float(got.sum()) == 200_000
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_a_write_never_reaches_another_process(cluster: None, size: int) -> None:
-    first, second, third = (Odd.remote() for _ in range(3))
+def test_a_write_never_reaches_another_process(odds: list[Any], size: int) -> None:
+    first, second, third = odds
     with InputNode() as x:
         outs = [bind(first.write_to, x, 1), bind(second.write_to, x, 10), bind(third.sum_of, x)]
     with raycomm.compile(MultiOutputNode(outs)) as graph:
@@ -178,9 +175,9 @@ def test_a_write_never_reaches_another_process(cluster: None, size: int) -> None
         assert refs[2].get() == 0
 
 
-def test_consumers_in_one_actor_share_one_object(cluster: None) -> None:
+def test_consumers_in_one_actor_share_one_object(odds: list[Any]) -> None:
     """By reference, as between plain calls on one object: a write of the first bound is seen by the second."""
-    one = Odd.remote()
+    one = odds[0]
     with InputNode() as x:
         local = bind(one.step, x, "n")
         outs = [bind(one.write_to, local, 1), bind(one.sum_of, local), bind(one.is_one, local, x)]
@@ -189,9 +186,9 @@ def test_consumers_in_one_actor_share_one_object(cluster: None) -> None:
             assert ray.get(graph.execute(torch.zeros(10, dtype=torch.int64))) == [10, 10, [True, True]]
 
 
-def test_what_a_local_consumer_writes_does_not_reach_other_processes(cluster: None) -> None:
+def test_what_a_local_consumer_writes_does_not_reach_other_processes(odds: list[Any]) -> None:
     """A value's writes to other processes come before its local consumers run."""
-    one, two = Odd.remote(), Odd.remote()
+    one, two, _ = odds
     with InputNode() as x:
         local = bind(one.reuse, x, "torch", 50_000)
         outs = [local, bind(two.sum_of, local), bind(one.write_to, local, 1000)]
@@ -207,7 +204,7 @@ def dtypes() -> list[torch.dtype]:
     return sorted((dtype for dtype in found if not any(word in str(dtype) for word in skipped)), key=str)
 
 
-def test_every_dtype_and_shape_between_actors(workers: list[Any], odds: list[Any]) -> None:
+def test_every_dtype_and_shape_between_actors(workers: list[Any]) -> None:
     """Alone and in a dict, 0-d, empty and large, in one graph: kept to the bit."""
     with raycomm.compile(chain(workers[0].echo, workers[1].echo)) as graph:
         for dtype in dtypes():

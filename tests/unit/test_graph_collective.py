@@ -78,6 +78,15 @@ def test_list_of_lists() -> None:
     assert allreduce([[a, c]])[0].made_by.class_name == "W1"  # one list in a list: nodes, as in Ray
 
 
+def test_one_tensor_twice() -> None:
+    _, _, a, b = two()
+    graph = build(MultiOutputNode(allreduce([[a, b], [a, b]])[0]))
+    assert graph.nodes[2].args == (CallValue(0), CallValue(0))
+    plan = lower(graph, "twice")
+    verify(plan)
+    assert "r0, r2 = collective 2 allreduce sum rank 0 from r1, r1 parts" in str(plan)
+
+
 @pytest.mark.parametrize("op", [*ReduceOp, "sum", "Max", enum.Enum("Foreign", ["PRODUCT"]).PRODUCT])  # type: ignore[attr-defined]
 def test_operations(op: Any) -> None:
     _, _, a, b = two()

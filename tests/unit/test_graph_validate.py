@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raycomm.errors import CompileError, DeadlockError
@@ -42,6 +45,26 @@ class Box:
 class SlottedBox:
     __slots__ = ("content",)
     content: object
+
+
+class Plain:
+    """Answers every attribute it lacks, as Ray's input node does."""
+
+    def __init__(self, content: object) -> None:
+        self.content = content
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"asked for {name}")
+
+    def method(self) -> None:
+        return None
+
+
+class Slotted:
+    __slots__ = ("content", "unset")
+
+    def __init__(self, content: object) -> None:
+        self.content = content
 
 
 @pytest.mark.parametrize("root", [None, 3, "x", (), object()])
@@ -95,6 +118,14 @@ def test_two_inputs_are_both_named() -> None:
         (lambda node: Box(node), ".content"),
         (lambda node: SlottedBox(node), ".content"),
         (lambda node: [{"a": (0, Box([node]))}], "[0]['a'][1].content[0]"),
+        (lambda node: Plain(node), ".content"),
+        (lambda node: Slotted(node), ".content"),
+        (lambda node: SimpleNamespace(a=[node]), ".a[0]"),
+        (lambda node: functools.partial(print, node), ".args[0]"),
+        (lambda node: functools.partial(print, end=node), ".keywords['end']"),
+        (lambda node: lambda: node, "variable node"),
+        (lambda node: Plain(node).method, ".__self__.content"),
+        (lambda node: np.array([[1, node]], object), "[0][1]"),
     ],
 )
 @pytest.mark.parametrize("keyword", [False, True])

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raycomm.errors import CompileError
-from raycomm.graph import CollectiveKind, Key, Position, ReduceOp, Whole
+from raycomm.graph import CollectiveKind, Key, Nothing, Position, ReduceOp, Whole
 from raycomm.plan import (
     ActorPlan,
     Channel,
@@ -58,7 +58,7 @@ names = st.one_of(
 )
 numbers = st.integers(0, 10**6)
 some_numbers = st.lists(numbers, min_size=1, max_size=4).map(tuple)
-projections = st.one_of(st.just(Whole()), st.builds(Position, numbers), st.builds(Key, names))
+projections = st.one_of(st.just(Whole()), st.just(Nothing()), st.builds(Position, numbers), st.builds(Key, names))
 flags = st.one_of(st.none(), st.booleans())
 perhaps = st.one_of(st.none(), numbers)
 channels = st.builds(Channel, numbers, names, numbers, some_numbers, perhaps, perhaps, flags, flags)
