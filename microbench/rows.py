@@ -33,6 +33,7 @@ class Kind(enum.Enum):
     """What a row measures."""
 
     LATENCY = enum.auto()  # one execution at a time
+    BUSY = enum.auto()  # the same, while a plain call of the actor computes in Python
     THROUGHPUT = enum.auto()  # IN_FLIGHT executions outstanding
     IDLE = enum.auto()  # CPU time of a graph that nobody calls
     NATIVE = enum.auto()  # no Ray: plain processes on the native core
@@ -112,6 +113,7 @@ ROWS: dict[str, Row] = {
         Row("echo_list1024", _ECHO, list_of_1024),
         Row("echo_tensor_1x1", _ECHO, tensor_1x1),
         Row("echo_tensor_192KiB", _ECHO, tensor_192kib),
+        Row("echo_int_beside_busy_call", _ECHO, integer, Kind.BUSY),
         Row("plain_actor_call", _ECHO, integer, systems=(RAY_CALL,)),
         Row("chain4_int", _CHAIN4, integer),
         Row("chain4_tensor_1x1", _CHAIN4, tensor_1x1),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from microbench.harness import Effort, Measurement, highest_cpu_percent, latency, time_calls, time_throughput, warm_up
-from microbench.rivals.base import Actors, Calls, System
+from microbench.rivals.base import Actors, Calls, System, busy_call
 from microbench.rows import IN_FLIGHT, RAY_CALL, RAY_GRAPH, RAYCOMM, ROWS, Kind, Row, Topology, same
 
 QUIET_S = 2.0  # an idle graph is measured this long after its last message
@@ -46,6 +46,11 @@ class Session:
         value = row.payload()
         # Checked once before anything is timed; this call also pays for imports in the actors.
         _check(row, value, self._calls.call(value))
+        if row.kind is Kind.BUSY:
+            with busy_call(self._open.actors()[0]):
+                samples, last = time_calls(self._calls.call, value, effort)
+            _check(row, value, last)
+            return latency(samples)
         warm_up(self._calls.call, value, effort)
         if row.kind is Kind.IDLE:
             time.sleep(QUIET_S)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
@@ -33,6 +37,9 @@ class System(Protocol):
     def open(self, topology: Topology) -> Calls:
         """Builds the topology and returns once it can be called."""
 
+    def actors(self) -> list[Any]:
+        """The actors in use."""
+
     def processes(self) -> list[int]:
         """The pids of the actors in use."""
 
@@ -52,6 +59,13 @@ class Echo:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def compute(self, begun: str, over: str) -> None:
+        """Holds the interpreter as a CPU-bound plain call does: makes the file `begun`, ends when there is a file `over`."""
+        Path(begun).touch()
+        while not os.path.exists(over):  # which lets go of the interpreter lock, so it is asked every 10 ms or so
+            for _ in range(1000):
+                sum(range(1000))
 
 
 class Actors:
@@ -95,6 +109,24 @@ class Actors:
         kept, self._kept = self._kept, []
         for actor in kept:
             ray.kill(actor)
+
+
+@contextmanager
+def busy_call(actor: Any) -> Iterator[None]:
+    """A plain call of `actor` computes meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="raycomm-bench-") as directory:
+        begun, over = Path(directory, "begun"), Path(directory, "over")
+        call = actor.compute.remote(str(begun), str(over))
+        try:
+            deadline = time.monotonic() + START_LIMIT_S
+            while not begun.exists():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the busy call did not begin within {START_LIMIT_S:.0f} s")
+                time.sleep(0.001)
+            yield
+        finally:
+            over.touch()
+            ray.get(call, timeout=START_LIMIT_S)
 
 
 def graph_calls(execute: Any, topology: Topology) -> Calls:

@@ -17,10 +17,11 @@ class RayActorCall:
 
     def __init__(self, actors: Actors) -> None:
         self._pool = actors
+        self._actors: list[Any] = []
         self._pids: list[int] = []
 
     def open(self, topology: Topology) -> Calls:
-        actors = self._pool.kept(topology.actors)
+        actors = self._actors = self._pool.kept(topology.actors)
         self._pids = self._pool.pids(actors)
         submit, get = actors[0].echo.remote, ray.get
 
@@ -28,6 +29,9 @@ class RayActorCall:
             return get(submit(value))
 
         return Calls(call, submit, get)
+
+    def actors(self) -> list[Any]:
+        return self._actors
 
     def processes(self) -> list[int]:
         return self._pids

@@ -37,6 +37,9 @@ class RayCompiledGraph:
         self._dag = node.experimental_compile()
         return graph_calls(self._dag.execute, topology)
 
+    def actors(self) -> list[Any]:
+        return self._actors
+
     def processes(self) -> list[int]:
         return self._pids
 

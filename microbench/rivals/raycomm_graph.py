@@ -15,6 +15,7 @@ class RaycommGraph:
 
     def __init__(self, actors: Actors) -> None:
         self._pool = actors
+        self._actors: list[Any] = []
         self._pids: list[int] = []
         self._graph: Any = None
 
@@ -23,7 +24,7 @@ class RaycommGraph:
         import raycomm
         from raycomm import InputNode, MultiOutputNode
 
-        actors = self._pool.kept(topology.actors)
+        actors = self._actors = self._pool.kept(topology.actors)
         self._pids = self._pool.pids(actors)
         with InputNode() as value:
             node: Any = value
@@ -34,6 +35,9 @@ class RaycommGraph:
                     node = raycomm.bind(actor.echo, node)
         self._graph = raycomm.compile(node)
         return graph_calls(self._graph.execute, topology)
+
+    def actors(self) -> list[Any]:
+        return self._actors
 
     def processes(self) -> list[int]:
         return self._pids
