@@ -390,3 +390,14 @@ def test_calls_from_inside_a_call_are_refused(workers: list[Any]) -> None:
         assert isinstance(error, SerializationError)
         assert "called from inside one of its own calls" in str(error)
         assert graph.execute(2).get() == 2
+
+
+@pytest.mark.xfail(strict=True, reason="told to create the actor, which it has")
+def test_a_driver_behind_ray_client_is_told_where_to_run() -> None:
+    from ray.util.client.common import ClientRemoteMethod
+
+    method = ClientRemoteMethod(object(), "echo", 1, None)
+    error = caught(lambda: bind(method, InputNode()))
+    assert isinstance(error, CompileError)
+    assert "Ray Client" in str(error)
+    assert "on the cluster" in str(error.remedy)

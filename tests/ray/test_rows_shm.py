@@ -359,3 +359,33 @@ def test_slots_are_part_of_the_memory_limit(workers: list[Any]) -> None:
         for _ in range(60):
             graph.execute(bytes(500_000)).get()
         assert shm_kib() - before < 10 * 1024
+
+
+@pytest.mark.parametrize("limit", [16, 32])
+@pytest.mark.xfail(strict=True, raises=(AssertionError, SharedMemoryError), reason="a pool gives back only what lies at its end")
+def test_a_burst_of_inputs_leaves_memory_for_the_results(workers: list[Any], limit: int) -> None:
+    """Ten inputs of 3 MiB before the first get. Results may fail while inputs take all there is, but each input that was used
+    up leaves room; and when nothing is left on its way, all of the memory is there again.
+    """
+    with raycomm.compile(chain(workers[0].echo), shm_limit_bytes=limit * MIB) as graph:
+        refs = []
+        for number in range(10):
+            try:
+                refs.append(graph.execute(np.full(3 * MIB, number, np.uint8), timeout=PATIENCE_S))
+            except SharedMemoryError:
+                break
+        right = 0
+        for number, ref in enumerate(refs):
+            try:
+                got = ref.get(timeout=PATIENCE_S)
+            except SharedMemoryError:
+                continue
+            assert int(got[0]) == int(got[-1]) == number
+            right += 1
+            del got
+        del refs, ref
+        for size in (1, 2, 3, 4):
+            got = graph.execute(np.full(size * MIB, size, np.uint8), timeout=PATIENCE_S).get(timeout=PATIENCE_S)
+            assert int(got[-1]) == size
+            del got
+        assert right >= 5
