@@ -1,6 +1,8 @@
 #include "endpoint.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "copy.hpp"
 
@@ -8,11 +10,6 @@ namespace raycomm {
 namespace {
 
 constexpr size_t kReleaseGilFrom = 256u << 10;  // bytes copied by one write
-// How long a shortage must look hopeless before it is called so. Pinned: not at once, a loop lets go of what it was given a moment after its
-// result can be seen. Circular: nobody in the circle may have moved meanwhile.
-constexpr int64_t kPinnedNs = 100'000'000;
-constexpr int64_t kCircularNs = 400'000'000;
-constexpr int64_t kMemoryLookNs = 20'000'000;
 
 // Claims, by execution: see layout.hpp.
 constexpr uint64_t started(uint64_t execution) { return execution * 4 + 1; }
@@ -100,41 +97,9 @@ bool Writer::wait_for_room(int64_t deadline) {
   return true;
 }
 
-Writer::Memory Writer::wait_for_memory(const PoolExhausted& report, uint64_t began, int64_t deadline) {
-  const int64_t now = now_ns();
-  uint64_t changes = 0;
-  ProcessSet waits_for{};
-  const Shortage shortage = pool_->shortage(report.wanted, began, waits_for, changes);
-  const bool hopeless = shortage != Shortage::passing;
-  if (!hopeless || hopeless_since_ == 0 || (shortage == Shortage::circular && changes != hopeless_changes_)) hopeless_since_ = hopeless ? now : 0;
-  hopeless_changes_ = changes;
-  if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), Memory::raised;
-  const int64_t patience = shortage == Shortage::too_large ? 0 : shortage == Shortage::circular ? kCircularNs : kPinnedNs;
-  if (hopeless && (now - hopeless_since_ >= patience || deadline == 0)) {
-    hopeless_since_ = 0;
-    return raise_pool_full(report, shortage), Memory::raised;
-  }
-  if (now >= deadline) return PyErr_SetNone(g_timed_out), Memory::raised;
-  const auto result_waits = [this] {
-    if (outputs_)
-      for (const Reader* output : *outputs_)
-        if (output->ready()) return true;
-    return false;
-  };
-  if (result_waits()) return PyErr_SetNone(g_pool_busy), Memory::raised;
-  const auto& free_stack = graph_->own().header().free_stack;
-  RecentWaits unlearned;
-  const Waited waited = wait_in_slices(*graph_, unlearned, std::min(now + kMemoryLookNs, deadline), [&] {
-    return free_stack.load(std::memory_order_seq_cst) != 0 || graph_->closed() != 0 || result_waits();  // ORDER parking: let_go
-  });
-  graph_->look_for_dead();
-  return waited == Waited::raised ? Memory::raised : Memory::retry;
-}
-
 bool Writer::stage_and_publish(int64_t deadline) {
   size_t bytes = 0;
-  hopeless_since_ = 0;
-  uint64_t short_since = 0;
+  std::optional<MemoryWait> short_of_memory;
   const auto abandon = [this](size_t staged) {
     for (size_t j = 0; j < staged; ++j) rings_[j].abandon(staged_[j], *pool_);
   };
@@ -147,14 +112,16 @@ bool Writer::stage_and_publish(int64_t deadline) {
       abandon(i);
       i = 0;
       bytes = 0;
-      if (short_since == 0) short_since = ticks();
-      if (wait_for_memory(report, short_since, deadline) == Memory::raised) return false;
+      if (!short_of_memory) short_of_memory.emplace(*graph_, *pool_);
+      const auto result_waits = [this] { return outputs_ && std::any_of(outputs_->begin(), outputs_->end(), [](auto* output) { return output->ready(); }); };
+      if (!short_of_memory->step(report, deadline, result_waits)) return false;
+      if (result_waits()) return PyErr_SetNone(g_pool_busy), false;
     } catch (...) {
       abandon(i);
       throw;
     }
   }
-  if (short_since != 0) rings_.front().count_wait(ticks() - short_since);
+  if (short_of_memory) rings_.front().count_wait(ticks() - short_of_memory->began());
   const auto copy = [this] {
     for (const auto& staged : staged_)
       for (const auto& piece : staged.copies) bulk_copy(piece.to, piece.from, piece.bytes);

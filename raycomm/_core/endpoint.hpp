@@ -56,11 +56,9 @@ class Writer {
   size_t size() const { return rings_.size(); }
 
  private:
-  enum class Memory { retry, raised };
   bool write_now(PyObject* const* values, size_t count, int64_t deadline);
   bool wait_for_room(int64_t deadline);
   bool stage_and_publish(int64_t deadline);
-  Memory wait_for_memory(const PoolExhausted& report, uint64_t began, int64_t deadline);
   Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;
   std::shared_ptr<Pool> pool_;
@@ -68,8 +66,6 @@ class Writer {
   std::vector<std::unique_ptr<Encoder>> encoders_;
   std::vector<RingWriter::Staged> staged_;
   const std::vector<const Reader*>* outputs_ = nullptr;  // during submit: results that may be taken aside to free memory
-  int64_t hopeless_since_ = 0;                           // since when a shortage looks as if it will not pass
-  uint64_t hopeless_changes_ = 0;
   RecentWaits recent_;
   std::atomic<bool> busy_{false};
 };

@@ -315,17 +315,20 @@ NB_MODULE(_core, m) {
         check(result >= 0);
         return result == 1;
       }, "results"_a, "wanted"_a, "timeout"_a)
-      .def("lend", [](Arena& a, uint64_t bytes) {
+      .def("lend", [](Arena& a, uint64_t bytes, double timeout) {
         if (!a.pool) throw ArenaError("the arena has no pool yet: call join first");
+        if (!in_its_process(*a.graph)) raise();
         unsigned char* data = nullptr;
-        try {
-          Lease* lease = a.pool->lend(bytes, data);
-          return nb::steal(make_buffer(Storage::leased(lease, data, bytes), true));
-        } catch (const PoolExhausted& report) {
-          raise_pool_full(report, Shortage::pinned);
-          raise();
+        const int64_t deadline = deadline_after(timeout);
+        for (MemoryWait wait(*a.graph, *a.pool);;) {
+          try {
+            Lease* lease = a.pool->lend(bytes, data);
+            return nb::steal(make_buffer(Storage::leased(lease, data, bytes), true));
+          } catch (const PoolExhausted& report) {
+            if (!wait.step(report, deadline, [] { return false; })) raise();
+          }
         }
-      }, "bytes"_a)
+      }, "bytes"_a, "timeout"_a = -1.0)
       .def("loop_state", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().loop_state.load(std::memory_order_acquire); },
            "process"_a)
       .def("set_loop_state", [](const Arena& a, uint32_t state, uint32_t watcher) {

@@ -54,6 +54,35 @@ Waited wait_in_slices(const Neighbourhood& graph, RecentWaits& recent, int64_t d
   }
 }
 
+// A wait for memory, from the first PoolExhausted on. Goes on while messages on their way hold blocks, however long; ends when what holds them
+// is pinned or waits, directly or not, for this process.
+class MemoryWait {
+ public:
+  MemoryWait(const Neighbourhood& graph, Pool& pool) : graph_(graph), pool_(pool), began_(ticks()) {}
+  // One step: true, try again; false, a Python error is set (PoolFull, TimedOut, Closed, or a signal's). `interrupted()` ends the step early.
+  template <class Interrupted>
+  bool step(const PoolExhausted& report, int64_t deadline, const Interrupted& interrupted) {
+    if (!judge(report, deadline)) return false;
+    const auto& free_stack = graph_.own().header().free_stack;
+    RecentWaits unlearned;
+    const Waited waited = wait_in_slices(graph_, unlearned, std::min(now_ns() + kLookNs, deadline), [&] {
+      return free_stack.load(std::memory_order_seq_cst) != 0 || graph_.closed() != 0 || interrupted();  // ORDER parking: let_go
+    });
+    graph_.look_for_dead();
+    return waited != Waited::raised;
+  }
+  uint64_t began() const { return began_; }
+
+ private:
+  static constexpr int64_t kLookNs = 20'000'000;
+  bool judge(const PoolExhausted& report, int64_t deadline);
+  const Neighbourhood& graph_;
+  Pool& pool_;
+  uint64_t began_;                // ticks
+  int64_t hopeless_since_ = 0;    // since when the shortage looks as if it will not pass; 0: it may
+  uint64_t changes_ = 0;
+};
+
 // One thread at a time and only in the process that made it; anything else is a clear error, not corruption.
 class Turn {
  public:
