@@ -79,7 +79,9 @@ class Row:
         if self.state is State.MEMORY:
             held = f", which {', '.join(self.waits_for)} holds" if self.waits_for else ""
             return f"{who} waits for shared memory{held}{since}"
-        return f"{who} {'has left its loop' if self.state is State.LEFT else 'has not begun'}"
+        if self.state is State.LEFT:
+            return f"{who} has left its loop"
+        return f"{who} {'has not begun' if self.process else 'is in other code'}"
 
 
 class Board:

@@ -47,8 +47,8 @@ def uninstall() -> None:
 
 
 def _is_ours(method: Any) -> bool:
-    # The replacement itself remembers what it replaced; wraps() copies Ray's module name, so the code's tells whose it is.
-    return hasattr(method, "__wrapped__") and method.__globals__.get("__name__") == __name__
+    # The replacement itself remembers what it replaced. wraps() gives it Ray's names; where its code is from tells whose it is.
+    return hasattr(method, "__wrapped__") and getattr(method, "__globals__", None) is globals()
 
 
 def _compile(

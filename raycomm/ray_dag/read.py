@@ -76,9 +76,8 @@ class RayDagAdapter:
             return OutputsView(node=node, label="MultiOutputNode", items=tuple(node._bound_args))
         if isinstance(node, FunctionNode):
             name = getattr(node._body, "__name__", "function")
-            return common.refused(
-                f"{name}()", "only actor methods can be nodes, and this is a remote function", f"make it a method; {_CREATE}"
-            )
+            remedy = "make it a method, or bind handle.__ray_call__ to function(actor, ...) and its arguments"
+            return common.refused(f"{name}()", "only actor methods can be nodes, and this is a remote function", remedy)
         if isinstance(node, ClassNode):
             name = getattr(node._body, "__name__", "class")
             return common.refused(f"{name}.bind()", "only methods of created actors can be nodes", _CREATE)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -34,9 +35,11 @@ class _Waiter(Generic[T]):
         self.due = due
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = self.loop.create_future()
+        self.settled = False  # no more attempts; changed only by who serves
 
     def settle(self, value: T | None, error: BaseException | None) -> None:
         """Hand the outcome to the task, from any thread. A cancelled one does not want it; a closed loop cannot take it."""
+        self.settled = True
         if self.loop is asyncio._get_running_loop():
             self._set(value, error)
             return
@@ -54,6 +57,48 @@ class _Waiter(Generic[T]):
             self.future.set_result(value)
 
 
+class Line:
+    """Tasks that wait for room, of any event loop, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._places: deque[_Place] = deque()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def enter(self) -> _Place:
+        """A place at the end, for a task of the running loop."""
+        place = _Place(asyncio.get_running_loop())
+        self._places.append(place)
+        return place
+
+    def leave(self, place: _Place) -> bool:
+        """Give a place up; False: it was given up before."""
+        try:
+            self._places.remove(place)
+        except ValueError:
+            return False
+        return True
+
+    def is_next(self, place: _Place) -> bool:
+        """Whether all that came before have left. Those whose loop was closed under them never come back to do so."""
+        try:
+            first = self._places[0]
+            while first.loop.is_closed():
+                self.leave(first)
+                first = self._places[0]
+        except IndexError:
+            return False
+        return first is place
+
+
+class _Place:
+    """Of one task in a line."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+
 class Waker:
     """Lets tasks of any event loop wait for a graph. Holds no thread; costs nothing while nobody awaits.
 
@@ -67,7 +112,7 @@ class Waker:
         self._watching: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
         self._serving = threading.Lock()
         self._wanted = False
-        self._soon = False
+        self._soon: set[asyncio.AbstractEventLoop] = set()  # those that look again in a moment
 
     async def until(
         self,
@@ -96,13 +141,18 @@ class Waker:
                 await asyncio.wait((waiter.future,), timeout=deadline.left(at_most=notice.left()))
                 if waiter.future.done():
                     return waiter.future.result()
-                if deadline.over:
+                if not deadline.over:
+                    notice.give(waits())
+                elif self._withdraw(waiter):
                     raise late()
-                notice.give(waits())
         finally:
-            self._waiters.remove(waiter)
+            self._forget(waiter)
             waiter.future.cancel()
             self._unwatch(waiter.loop)
+
+    def look(self) -> None:
+        """Let every waiter try now: something has changed that rings no bell."""
+        self._serve()
 
     @property
     def waiting(self) -> int:
@@ -115,8 +165,9 @@ class Waker:
             self._watching[loop] = loop.call_later(_SLICE_S, self._tick, loop)
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        if any(waiter.loop is loop for waiter in self._waiters):
+        if any(waiter.loop is loop for waiter in tuple(self._waiters)):  # a copy: other threads' tasks come and go
             return
+        self._soon.discard(loop)
         timer = self._watching.pop(loop, None)
         if timer is not None:
             timer.cancel()
@@ -124,6 +175,28 @@ class Waker:
             loop.remove_reader(self._arena.core.waker)
         if not self._waiters:
             self._arena.core.disarm()
+            if self._waiters:  # in another thread, just now; it may have armed before
+                self._serve()
+
+    def _forget(self, waiter: _Waiter[Any]) -> None:
+        try:
+            self._waiters.remove(waiter)
+        except ValueError:
+            return  # its loop was closed under it, and another one has found that out
+
+    def _withdraw(self, waiter: _Waiter[Any]) -> bool:
+        """End the attempts of one whose limit has passed; False: one has succeeded or goes on, in another thread."""
+        if not self._serving.acquire(blocking=False):
+            return False
+        try:
+            if waiter.settled:
+                return False
+            waiter.settled = True
+            return True
+        finally:
+            self._serving.release()
+            if self._wanted:  # asked for meanwhile
+                self._serve()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop in self._watching:
@@ -144,15 +217,19 @@ class Waker:
         while self._wanted and self._serving.acquire(blocking=False):
             try:
                 self._wanted = False
-                self._arena.core.arm()  # first: what is published after the look below rings
-                self._look()
+                if self._waiters:
+                    self._arena.core.arm()  # first: what is published after the look below rings
+                    self._look()
             finally:
                 self._serving.release()
 
     def _look(self) -> None:
         ended = self._arena.closed[0] != 0
-        for waiter in list(self._waiters):
-            if waiter.future.done() or not (ended or waiter.due()):
+        for waiter in tuple(self._waiters):
+            if waiter.loop.is_closed():
+                self._forget(waiter)
+                continue
+            if waiter.settled or waiter.future.done() or not (ended or waiter.due()):
                 continue
             try:
                 value = waiter.attempt()
@@ -165,11 +242,18 @@ class Waker:
                 self._again_soon(waiter.loop)
 
     def _again_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look once more in a moment: another thread is at that result, or room is about to be made."""
-        if loop is asyncio._get_running_loop() and not self._soon:
-            self._soon = True
-            loop.call_later(_BUSY_S, self._look_again)
+        """Look once more in a moment: another thread is at that result, or memory is short."""
+        if loop in self._soon:
+            return
+        self._soon.add(loop)
+        if loop is asyncio._get_running_loop():
+            loop.call_later(_BUSY_S, self._look_again, loop)
+            return
+        try:
+            loop.call_soon_threadsafe(loop.call_later, _BUSY_S, self._look_again, loop)
+        except RuntimeError:  # closed
+            self._soon.discard(loop)
 
-    def _look_again(self) -> None:
-        self._soon = False
+    def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._soon.discard(loop)
         self._serve()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from collections import deque
 from typing import Any, NoReturn
 
 import ray
@@ -24,10 +23,10 @@ from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
 from raycomm.observe.stats import GraphStats, graph_stats
 from raycomm.observe.status import GraphStatus, graph_status
-from raycomm.options import Options
+from raycomm.options import Options, check_limit
 from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
 from raycomm.runtime import ray_errors
-from raycomm.runtime.awaiting import Waker
+from raycomm.runtime.awaiting import Line, Waker
 from raycomm.runtime.blueprint import shares_tensors
 from raycomm.runtime.outputs import OutputQueue, first_of, rest_of
 from raycomm.runtime.refs import PENDING, Ref
@@ -66,7 +65,7 @@ class CompiledGraph:
         self.reports = Reports(plan, options, arena, board, actor_ids)
         self._arena = arena
         self._waker = Waker(arena)
-        self._in_line: deque[object] = deque()  # execute_async calls that wait for room, in order
+        self._line = Line()  # execute_async calls that wait for room
         self._ref_type = ref_type
         self._handles = handles  # until teardown: Ray ends an actor whose last handle is gone
         self._torn_down = False
@@ -151,7 +150,7 @@ class CompiledGraph:
                 if refs is not None:
                     return refs
             except _core.PoolBusy:
-                self._free_memory()
+                self._free_memory(_MEMORY_LOOK_S)
             except _core.TimedOut:
                 if deadline.over:
                     raise self.reports.execute_timed_out(limit) from None
@@ -165,11 +164,11 @@ class CompiledGraph:
         for queue in self._order:
             queue.take_aside(oldest_allowed, self.options.max_buffered_results, timeout_s)
 
-    def _free_memory(self) -> None:
+    def _free_memory(self, timeout_s: float) -> None:
         """Move every finished result aside: an actor may wait for the memory it lies in, and the input for that actor."""
         try:
             for queue in self._order:
-                queue.take_aside(queue.reader.published - 1, self.options.max_buffered_results, _MEMORY_LOOK_S)
+                queue.take_aside(queue.reader.published - 1, self.options.max_buffered_results, timeout_s)
         except _core.TimedOut:  # another thread has its turn there
             return
         except (_core.Closed, _core.Overfull, _core.Misuse) as error:
@@ -184,21 +183,39 @@ class CompiledGraph:
         """
         values = tuple(split_arguments(self.plan, args, kwargs))
         limit = self.options.submit_timeout if timeout is None else timeout
-        refs = None if self._in_line else self._try_submit(values)
+        if limit is not None:
+            check_limit("timeout", limit)
+        refs = None if self._line else self._try_submit(values)
         if refs is None:
-            me = object()
-            self._in_line.append(me)
-            try:
-                refs = await self._waker.until(
-                    lambda: self._try_submit(values) if self._in_line[0] is me else None,
-                    lambda: self._in_line[0] is me and self._has_room(),
-                    limit,
-                    lambda: self.reports.execute_timed_out(limit),
-                    self.reports.execute_waits,
-                )
-            finally:
-                self._in_line.remove(me)
+            refs = await self._submit_in_turn(values, limit)
         return self._results_of(refs, args, kwargs)
+
+    async def _submit_in_turn(self, values: tuple[Any, ...], limit: float | None) -> tuple[Ref, ...]:
+        line = self._line
+        place = line.enter()
+
+        def attempt() -> tuple[Ref, ...] | None:
+            refs: tuple[Ref, ...] | None = None
+            done = True
+            try:
+                refs = self._try_submit(values)
+                done = refs is not None
+            finally:
+                if done:  # here, and not when the task goes on: its loop may be busy, and the next one has its turn at once
+                    line.leave(place)
+            return refs
+
+        try:
+            return await self._waker.until(
+                lambda: attempt() if line.is_next(place) else None,
+                lambda: line.is_next(place) and self._has_room(),
+                limit,
+                lambda: self.reports.execute_timed_out(limit),
+                self.reports.execute_waits,
+            )
+        finally:
+            if line.leave(place) and line:
+                self._waker.look()
 
     def _has_room(self) -> bool:
         """Whether an execution more may be submitted, or finished results moved aside so that it may."""
@@ -209,13 +226,16 @@ class CompiledGraph:
         """Submit if that is possible now; None if not yet."""
         try:
             self._make_room(0.0)
-            return self._submit(values, 0.0)
-        except _core.PoolBusy:
-            self._free_memory()
-            return None
         except _core.TimedOut:
             return None
-        except (_core.Closed, _core.Misuse, _core.PoolFull, _core.Overfull) as error:
+        except (_core.Closed, _core.Misuse, _core.Overfull) as error:
+            self.raise_native(error, None)
+        try:
+            return self._submit(values, 0.0)
+        except (_core.PoolBusy, _core.TimedOut):
+            self._free_memory(0.0)
+            return None
+        except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
             self.raise_native(error, None)
 
     async def result_of(self, ref: Ref) -> None:
@@ -234,7 +254,9 @@ class CompiledGraph:
 
     def cancel(self, execution: int) -> bool:
         """See `Ref.cancel`."""
-        return not self.ended and self._arena.core.cancel(execution)
+        if self.ended or any(queue.has(execution) for queue in self._order):
+            return False
+        return self._arena.core.cancel(execution)
 
     def empty(self, shape: tuple[int, ...] | int, dtype: Any) -> Any:
         """Memory for an input that `execute` then sends without copying it. See `raycomm.empty`."""

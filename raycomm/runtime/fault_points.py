@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import signal
@@ -70,7 +71,7 @@ def perform(action: Action) -> None:
             leave: Any = ray.actor.exit_actor
             leave()
         case Raise(exception):
-            raise exception
+            raise copy.copy(exception)  # the fault itself would keep its traceback, whose frames keep the fault
         case Sleep(seconds):
             time.sleep(seconds)
         case Stall():

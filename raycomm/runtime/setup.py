@@ -186,7 +186,8 @@ class Member:
             try:
                 return control.read(_LOOK_EVERY_S)
             except _core.TimedOut:
-                if self._arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
+                # A wait as short as this one has not looked whether the driver lives.
+                if not self._arena.core.look_for_dead() and self._arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
                     raise _core.Closed(_core.CLOSED_FAILED, DRIVER) from None
 
     def _leave(self) -> None:

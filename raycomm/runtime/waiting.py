@@ -22,7 +22,8 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
         timeout: seconds; None or -1: no limit, 0: one look.
 
     Returns:
-        (done, pending), each in the order of `refs`; `done` may be longer or, after the limit, shorter than `num_returns`.
+        (done, pending), each in the order of `refs`; `done` has `num_returns` refs, after the limit perhaps fewer. `pending` has
+        all others, done or not.
 
     Raises:
         TypeError: something else than a ref. ValueError: `num_returns` or `timeout` out of range, or a ref twice.
@@ -49,6 +50,6 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
             arena.core.wait_results(
                 results, min(wanted, len(results)), deadline.left(at_most=None if len(arenas) == 1 else _TURN_S)
             )
-    done = [ref for ref in refs if ref.done()][: max(num_returns, 0)]
+    done = [ref for ref in refs if ref.done()][:num_returns]
     chosen = {id(ref) for ref in done}
     return done, [ref for ref in refs if id(ref) not in chosen]

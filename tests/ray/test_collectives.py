@@ -88,6 +88,22 @@ def test_many_executions_in_flight(ranks: list[Any], shape: tuple[int, ...]) -> 
             assert get(ref) == [elements * (4.0 * number + 6)] * 4
 
 
+@pytest.mark.parametrize("options", [{"allow_pickle": False}, {"share_tensors": True}, {"loop_thread": "actor"}], ids=str)
+def test_with_options_of_the_graph(ranks: list[Any], options: dict[str, Any]) -> None:
+    """No message of an exchange needs pickle, and no rank is given another one's memory."""
+    with InputNode() as x:
+        values = [bind(rank.tensor, x, (LARGE,), "bfloat16") for rank in ranks[:3]]
+        results = [*raycomm.allreduce(values), *raycomm.broadcast(values)]
+        changed = [bind(rank.change, value) for rank, value in zip([*ranks[:3], *ranks[:3]], results, strict=True)]
+    with raycomm.compile(MultiOutputNode(changed), **options) as graph:
+        for number in range(3):
+            got = get(graph.execute(number))
+            assert [(value.dtype, float(value[0]), float(value[-1])) for value in got] == [
+                *[(torch.bfloat16, 3.0 * number + 103, 3.0 * number + 103)] * 3,
+                *[(torch.bfloat16, number + 100.0, number + 100.0)] * 3,
+            ]
+
+
 def test_list_of_lists_and_parts_of_the_results(ranks: list[Any]) -> None:
     """Two tensors per actor in one exchange; only some results are used, one of them twice, one in another actor's call."""
     with InputNode() as x:

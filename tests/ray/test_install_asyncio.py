@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import pickle
+import random
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -209,6 +211,46 @@ def test_a_cancelled_waiter_changes_nothing(workers: list[Any], gate: Gate) -> N
 
     with compiled(lambda inp: [workers[0].hold.bind(inp, gate.path), workers[1].add.bind(inp)], enable_asyncio=True) as graph:
         asyncio.run(main(graph))
+        assert empty(graph)
+
+
+def test_tasks_that_come_and_go(workers: list[Any], seed: int) -> None:
+    """Some are cancelled while they submit or wait, some drop a future; each value that is awaited is the right one."""
+    rng = random.Random(seed)
+    checked: list[int] = []
+
+    async def task(graph: Any, value: int, outputs: int) -> None:
+        while True:
+            try:
+                futures = await graph.execute_async(value)
+                break
+            except RayCgraphCapacityExceeded:
+                await asyncio.sleep(0.002)
+        for output in rng.sample([0, 1], outputs):
+            if value % 2:
+                with pytest.raises(ValueError, match=f"bad {value}"):
+                    await futures[output]
+            else:
+                assert await futures[output] == value + output
+            checked.append(value)
+
+    async def main(graph: Any) -> None:
+        tasks = [asyncio.ensure_future(task(graph, value, rng.randrange(3))) for value in range(300)]
+        while not all(one.done() for one in tasks):
+            await asyncio.sleep(rng.random() * 0.004)
+            rng.choice(tasks).cancel()
+        for one in tasks:
+            assert one.cancelled() or one.exception() is None
+        del tasks, one
+        gc.collect()
+        assert await all_of(graph, 2) == [2, 3]
+
+    def build(inp: Any) -> Any:
+        return [workers[0].fail_if_odd.bind(inp), workers[1].add.bind(inp)]
+
+    with compiled(build, enable_asyncio=True, _max_inflight_executions=5) as graph:
+        asyncio.run(main(graph))
+        assert checked
         assert empty(graph)
 
 

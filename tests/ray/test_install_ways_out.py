@@ -1,4 +1,4 @@
-"""`install()`: how a process leaves that holds graphs, and workers that install by Ray's hook. Each in a process of its own."""
+"""`install()`: how a process leaves that holds graphs, and workers that install by Ray's hook. Each is a driver of its own."""
 
 from __future__ import annotations
 
@@ -9,24 +9,39 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+import ray
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "ray" / "scripts"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+
+
+def begin(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """A driver on this module's cluster."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPTS / script), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def run(script: str, *arguments: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script), *arguments],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "Traceback" not in done.stderr, done.stderr[-4000:]
-    assert "ResourceWarning" not in done.stderr, done.stderr[-4000:]
-    return done.stdout.splitlines()
+    process = begin(script, *arguments)
+    try:
+        out, errors = process.communicate(timeout=100)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, errors[-4000:]
+    assert "Traceback" not in errors, errors[-4000:]
+    assert "ResourceWarning" not in errors, errors[-4000:]
+    return out.splitlines()
 
 
 def test_every_worker_of_a_job_installs_by_rays_setup_hook() -> None:
@@ -46,14 +61,7 @@ def test_the_interpreter_exits_after_asyncio() -> None:
 
 
 def test_ctrl_c_in_get_ends_the_process() -> None:
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPTS / "install_and_leave.py"), "interrupt"],
-        cwd=ROOT,
-        env={**ENVIRONMENT, "RAY_CGRAPH_teardown_timeout": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = begin("install_and_leave.py", "interrupt", RAY_CGRAPH_teardown_timeout="0")
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "executing\n"

@@ -23,7 +23,7 @@ from raycomm.graph import (
 )
 from raycomm.options import Options
 from raycomm.plan import Collective, Plan, lower, verify
-from raycomm.runtime.blueprint import rings_of
+from raycomm.runtime.blueprint import DRIVER, rings_of
 from raycomm.runtime.collectives import Exchange
 from tests.unit.stub_actors import actor
 
@@ -57,11 +57,13 @@ class World:
         options = Options(shm_limit_bytes=limit, max_inflight=2)
         self.size = world
         self.executions = 0
-        self.arenas = [
-            ShmArena.create(rank + 1, rings_of(plan, rank + 1, options), options, loops=world) for rank in range(world)
-        ]
+        driver = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=world, processes=world + 1)
+        driver.join(DRIVER)
+        processes = range(1, world + 1)
+        self.arenas = [ShmArena.create(process, rings_of(plan, process, options), options, loops=world) for process in processes]
         for arena in self.arenas:
-            arena.core.open_pool(arena.address.process)
+            arena.attach(driver.address)
+            arena.join(DRIVER)
             for other in self.arenas:
                 if other is not arena:
                     arena.attach(other.address)
@@ -69,7 +71,7 @@ class World:
         for rank, arena in enumerate(self.arenas):
             for action in plan.actors[rank].actions:
                 if isinstance(action, Collective):
-                    exchange = Exchange(action, plan, rank + 1, arena, send_failure, unsent, 0)
+                    exchange = Exchange(action, plan, rank + 1, arena, send_failure, unsent)
                     self.exchanges[rank][action.kind, action.op] = exchange
         self._pool = ThreadPoolExecutor(world)
 

@@ -29,7 +29,7 @@ async def use(graph: Any) -> None:
 
 def main(kind: str) -> None:
     raycomm.install()
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, namespace="here")
+    ray.init(log_to_driver=False, namespace="here")
     if kind == "asyncio":
         _, graph = build(kind, enable_asyncio=True)
         asyncio.run(use(graph))

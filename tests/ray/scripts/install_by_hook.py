@@ -8,13 +8,7 @@ from ray.dag import DAGNode, InputNode
 from tests.ray.install_actors import Replica
 from tests.ray.workers import Worker
 
-ray.init(
-    address="local",
-    num_cpus=4,
-    include_dashboard=False,
-    log_to_driver=False,
-    runtime_env={"worker_process_setup_hook": "raycomm.install"},
-)
+ray.init(log_to_driver=False, runtime_env={"worker_process_setup_hook": "raycomm.install"})
 replica = Replica.remote(install=False)
 print(ray.get(replica.kind.remote()), ray.get(replica.call.remote(1)))
 print(DAGNode.experimental_compile.__globals__["__name__"], "in the driver")
