@@ -52,7 +52,7 @@ def raised_by_method(failure: Failure, graph: str) -> BaseException:
         note = f"{where}; there:\n{failure.traceback}"
         if note not in getattr(cause, "__notes__", ()):  # a ref may be got again
             cause.add_note(note)
-        return cause
+        return cause.with_traceback(None)  # of an earlier get
     text = failure.traceback if failure.traceback.strip() else f"{failure.type_name}: {failure.message}\n"
     shown = cause if isinstance(cause, Exception) else RuntimeError(f"{failure.type_name}: {failure.message}")
     task_error: Any = ray.exceptions.RayTaskError
