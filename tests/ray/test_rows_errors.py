@@ -172,7 +172,7 @@ def test_a_limit_that_passes(workers: list[Any], gate: Gate) -> None:
             assert isinstance(error, ChannelTimeoutError)
             assert error.graph == "named"
             assert error.limit_s == 0.01
-            for part in ("'named'", "0.01 s", "WorkerBody", "computes hold", "alive", "larger"):
+            for part in ("'named'", "0.01 s", "WorkerBody", "computes", "hold", "alive", "larger"):
                 assert part in str(error), (part, str(error))
             check_travels(error)
         gate.open()
