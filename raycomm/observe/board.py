@@ -12,7 +12,7 @@ from enum import Enum
 
 from raycomm import _core
 from raycomm.channel import ShmArena
-from raycomm.plan import Compute, Plan
+from raycomm.plan import Collective, Compute, Plan
 
 
 class State(Enum):
@@ -156,6 +156,6 @@ class Board:
         if process == 0:
             return "user code"
         for action in self._plan.actors[process - 1].actions[place:]:
-            if isinstance(action, Compute):
+            if isinstance(action, (Compute, Collective)):
                 return f"{self._plan.processes[process].label}.{action.method}#{action.node}"
         return "its last call"

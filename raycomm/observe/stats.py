@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raycomm.channel import ShmArena
-from raycomm.plan import Compute, Plan
+from raycomm.plan import Collective, Compute, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,6 @@ def _calls(plan: Plan, arena: ShmArena) -> list[CallStats]:
     for actor in plan.actors:
         counters = arena.core.node_counters(actor.process.index)
         for action, (count, total, longest) in zip(actor.actions, counters, strict=False):
-            if isinstance(action, Compute):
+            if isinstance(action, (Compute, Collective)):
                 calls.append(CallStats(f"{actor.process.label}.{action.method}#{action.node}", count, total, longest))
     return calls

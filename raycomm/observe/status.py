@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from raycomm import _core
 from raycomm.channel import ShmArena
 from raycomm.observe.board import Board, Row
-from raycomm.plan import Compute, Plan
+from raycomm.plan import Collective, Compute, Plan
 
 _WORDS = {_core.READING: "read", _core.COMPUTING: "compute", _core.WRITING: "write"}
 _RECENT = 8
@@ -87,5 +87,7 @@ def _subject(plan: Plan, process: int, kind: int, subject: int) -> str:
     if kind == _core.COMPUTING:
         actions = plan.actors[process - 1].actions if process else ()
         action = actions[subject] if subject < len(actions) else None
-        return f"{plan.processes[process].label}.{action.method}#{action.node}" if isinstance(action, Compute) else "?"
+        if not isinstance(action, (Compute, Collective)):
+            return "?"
+        return f"{plan.processes[process].label}.{action.method}#{action.node}"
     return plan.channels[subject].value if subject < len(plan.channels) else "set-up"

@@ -162,6 +162,11 @@ class Collective:
         return text + (f" slices {_list(self.slices)}" if self.slices else "")
 
     @property
+    def method(self) -> str:
+        """What stands in the place of a method's name."""
+        return str(self.kind)
+
+    @property
     def written(self) -> tuple[int, ...]:
         """The channels this actor publishes on."""
         return tuple(channels[self.rank] for channels in (self.parts, self.slices) if channels)

@@ -41,6 +41,7 @@ class Exchange:
         arena: its memory in the graph.
         send_failure: publishes a failure with a writer.
         unsent: what a failed write on some channels means for an execution.
+        place: of the action in its actor's list; shown to others while tensors are combined.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Exchange:
         arena: ShmArena,
         send_failure: Callable[[ShmWriter, Failure], None],
         unsent: Callable[[Exception, tuple[int, ...]], Failure],
+        place: int,
     ) -> None:
         self._action = action
         self._send_failure = send_failure
         self._unsent = unsent
         self._label = f"{plan.processes[process].label}.{action.kind}"
         self._graph = plan.name
+        self._mark, self._place = arena.core.mark, place
         writers = [plan.channels[channel].writer for channel in action.parts] or [process]
         self._names = [plan.processes[writer].label for writer in writers]
         writing_ends = [arena.writer((channel,)) for channel in action.written]
@@ -81,6 +84,7 @@ class Exchange:
         parts = [own if rank == self._action.rank else None for rank in range(len(self._names))]
         for rank, channel in self._parts.items():
             parts[rank] = self._take(channel, rank, execution)
+        self._mark(self._place)
         result = self._result(parts, execution)
         return (result,) * len(given) if isinstance(result, Failure) else result
 

@@ -261,8 +261,8 @@ class Loop:
     def _exchange(self, action: Collective) -> Step:
         from raycomm.runtime.collectives import Exchange  # imports numpy
 
-        process = self._actor.process.index
-        exchange = Exchange(action, self._plan, process, self._arena, self._write_failure, self._unsent)
+        process, place = self._actor.process.index, self._actor.actions.index(action)
+        exchange = Exchange(action, self._plan, process, self._arena, self._write_failure, self._unsent, place)
         registers, args, outputs = self._registers, action.args, action.outputs
 
         def step() -> None:

@@ -69,9 +69,9 @@ class World:
                     arena.attach(other.address)
         self.exchanges: list[dict[Key, Exchange]] = [{} for _ in range(world)]
         for rank, arena in enumerate(self.arenas):
-            for action in plan.actors[rank].actions:
+            for place, action in enumerate(plan.actors[rank].actions):
                 if isinstance(action, Collective):
-                    exchange = Exchange(action, plan, rank + 1, arena, send_failure, unsent)
+                    exchange = Exchange(action, plan, rank + 1, arena, send_failure, unsent, place)
                     self.exchanges[rank][action.kind, action.op] = exchange
         self._pool = ThreadPoolExecutor(world)
 
