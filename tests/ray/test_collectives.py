@@ -86,6 +86,12 @@ def test_many_executions_in_flight(ranks: list[Any], shape: tuple[int, ...]) -> 
         refs = [graph.execute(number) for number in range(50)]
         for number, ref in enumerate(refs):
             assert get(ref) == [elements * (4.0 * number + 6)] * 4
+        stats = graph.stats()
+        assert [(call.call.partition(".")[2], call.calls) for call in stats.calls if "allreduce" in call.call] == [
+            (f"allreduce#{node}", 50) for node in range(4, 8)
+        ]
+        parts = [edge for edge in stats.edges if edge.value.startswith(("part of", "slice of"))]
+        assert [(edge.messages, edge.pickles, edge.failures) for edge in parts] == [(50, 0, 0)] * 8
 
 
 @pytest.mark.parametrize("options", [{"allow_pickle": False}, {"share_tensors": True}, {"loop_thread": "actor"}], ids=str)
