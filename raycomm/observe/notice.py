@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 logger = logging.getLogger("raycomm")
 
@@ -22,9 +23,9 @@ class Notice:
         """Seconds until the next notice is due."""
         return max(0.0, self._next - time.monotonic())
 
-    def give(self, text: str) -> None:
-        """Log `text` if a notice is due."""
+    def give(self, text: Callable[[], str]) -> None:
+        """Log a text if a notice is due."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + NEXT_NOTICE_S
-            logger.warning("waiting for %.0f s: %s", now - self._begin, text)
+            logger.warning("waiting for %.0f s: %s", now - self._begin, text())

@@ -30,9 +30,10 @@ _BUSY_S = 0.001  # another thread is about to hand a result over
 class _Waiter(Generic[T]):
     """One awaiting task: `attempt` gives its value, or None for not yet; it may run in any thread."""
 
-    def __init__(self, attempt: Callable[[], T | None], due: Callable[[], bool]) -> None:
+    def __init__(self, attempt: Callable[[], T | None], due: Callable[[], bool], relieve: Callable[[], None]) -> None:
         self.attempt = attempt
         self.due = due
+        self.relieve = relieve
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = self.loop.create_future()
         self.settled = False  # no more attempts; changed only by who serves
@@ -121,6 +122,7 @@ class Waker:
         limit: float | None,
         late: Callable[[], BaseException],
         waits: Callable[[], str],
+        relieve: Callable[[], None],
     ) -> T:
         """Wait in the event loop until `attempt` gives a value; cancelling the task only ends the wait.
 
@@ -130,8 +132,9 @@ class Waker:
             limit: seconds; None or -1: no limit.
             late: the error to raise when the limit passes.
             waits: the log line for a long wait.
+            relieve: called now and then; `CompiledGraph.relieve`.
         """
-        waiter = _Waiter(attempt, due)
+        waiter = _Waiter(attempt, due, relieve)
         deadline, notice = Deadline(limit), Notice()
         self._waiters.append(waiter)
         self._watch(waiter.loop)
@@ -142,7 +145,7 @@ class Waker:
                 if waiter.future.done():
                     return waiter.future.result()
                 if not deadline.over:
-                    notice.give(waits())
+                    notice.give(waits)
                 elif self._withdraw(waiter):
                     raise late()
         finally:
@@ -203,6 +206,8 @@ class Waker:
             self._arena.core.look_for_dead()
             self._watching[loop] = loop.call_later(_SLICE_S, self._tick, loop)
             self._serve()
+            for waiter in self._waiters[:1]:
+                waiter.relieve()
 
     def _rung(self) -> None:
         try:

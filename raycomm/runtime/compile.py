@@ -38,6 +38,7 @@ from raycomm.testing.faults import injected
 _numbers = itertools.count()  # makes default names differ; says nothing about a graph
 _EXIT_LIMIT_S = 5.0
 _LOOK_EVERY_S = 0.5
+_ANSWER_S = 20.0
 
 
 def compile_graph(
@@ -183,7 +184,7 @@ class _SetUp:
         try:
             self._arena.attach(prepared.address)
         except OSError as error:
-            if not self._alive(prepared.process):
+            if not self._alive(prepared.process, prepared.address.pid):
                 raise self._died(prepared.process, str(error)) from error
             problems.append(f"actor {self._label(prepared.process)} on node {prepared.node}: {error}")
             return None
@@ -200,10 +201,12 @@ class _SetUp:
             except _core.Closed:
                 raise self._died(self._arena.closed[1], "it ended during set-up") from None
         if answer != READY:
+            if self._arena.core.look_for_dead():  # it could not reach a neighbour, which is why
+                raise self._died(self._arena.closed[1], "it ended during set-up")
             raise CompileError(f"graph {self._plan.name!r} cannot be set up: actor {self._label(address.process)}: {answer}")
 
     def _still_waiting(self, what: str) -> None:
-        self._notice.give(f"graph {self._plan.name!r}: {what}")
+        self._notice.give(lambda: f"graph {self._plan.name!r}: {what}")
         if self._deadline.over:
             kind: type[ChannelTimeoutError] = ray_errors.ChannelTimeoutError
             raise kind(
@@ -226,23 +229,22 @@ class _SetUp:
         assert isinstance(error, BaseException)
         return error
 
-    def _alive(self, process: int) -> bool:
-        """Whether the actor still answers; told from its set-up call's arena being gone."""
+    def _alive(self, process: int, pid: int) -> bool:
+        """Whether the actor still runs in the process that made the arena; it may have died and restarted."""
         handle: Any = self._graph.actors[process - 1].handle
         try:
-            ray.get(handle.__ray_call__.remote(_nothing), timeout=5)
-        except ray.exceptions.ActorDiedError:
+            return bool(ray.get(handle.__ray_call__.remote(_process_id), timeout=_ANSWER_S) == pid)
+        except ray.exceptions.RayActorError:
             return False
         except ray.exceptions.RayError:
             return True
-        return True
 
     def _label(self, process: int) -> str:
         return self._plan.processes[process].label
 
 
-def _nothing(_instance: object) -> None:
-    return None
+def _process_id(_instance: object) -> int:
+    return os.getpid()
 
 
 def _end_at_exit(graph: CompiledGraph) -> None:

@@ -10,6 +10,7 @@ thread may call at any time.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 import weakref
 from typing import Any, NoReturn
@@ -28,14 +29,14 @@ from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
 from raycomm.runtime import ray_errors
 from raycomm.runtime.awaiting import Line, Waker
 from raycomm.runtime.blueprint import shares_tensors
-from raycomm.runtime.outputs import OutputQueue, first_of, rest_of
+from raycomm.runtime.outputs import OutputQueue, first_of, first_part, rest_of
 from raycomm.runtime.refs import PENDING, Ref
 from raycomm.runtime.reports import Reports
 
 logger = logging.getLogger("raycomm")
 
-_FIRST_S = 1.0
 _MEMORY_LOOK_S = 0.05
+_LOOK_EVERY_S = 0.2
 _KILL_LIMIT_S = 5.0
 
 
@@ -80,6 +81,8 @@ class CompiledGraph:
                 self._queues[channel.id] = OutputQueue(channel.id, reader)
         self._order = tuple(self._queues.values())
         self._readers = tuple(queue.reader for queue in self._order)
+        self.first_s = first_part(len(self._order))
+        self.look_every_s = math.inf if len(self._order) == 1 else _LOOK_EVERY_S
         # The commonest graph, one whole input and one output, takes a shorter way through `execute`.
         projections = [item.projection for item in plan.inputs]
         self._plain = plan.single_output and len(self._order) == 1 and projections == [Whole()]
@@ -109,11 +112,11 @@ class CompiledGraph:
         limit = self.options.submit_timeout if timeout is None else timeout
         refs = deadline = None
         try:
-            refs = self._submit(values, _FIRST_S if limit is None else first_of(limit))
+            refs = self._submit(values, self.first_s if limit is None else first_of(limit, self.first_s))
             if refs is None:
                 deadline = Deadline(limit)  # turned away at once: too many are under way
         except _core.TimedOut:
-            deadline = rest_of(limit)
+            deadline = rest_of(limit, self.first_s)
         except _core.PoolBusy:
             deadline = Deadline(limit)
         except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
@@ -144,9 +147,10 @@ class CompiledGraph:
         """The long way of `execute`: make room by moving finished results aside, then try again."""
         notice = Notice()
         while True:
+            part_s = min(notice.left(), self.look_every_s)
             try:
-                self._make_room(deadline.left(at_most=notice.left()))
-                refs = self._submit(values, deadline.left(at_most=notice.left()))
+                self._make_room(deadline.left(at_most=part_s))
+                refs = self._submit(values, deadline.left(at_most=part_s))
                 if refs is not None:
                     return refs
             except _core.PoolBusy:
@@ -154,7 +158,8 @@ class CompiledGraph:
             except _core.TimedOut:
                 if deadline.over:
                     raise self.reports.execute_timed_out(limit) from None
-                notice.give(self.reports.execute_waits())
+                self.relieve()
+                notice.give(self.reports.execute_waits)
             except (_core.Closed, _core.Misuse, _core.PoolFull, _core.Overfull) as error:
                 self.raise_native(error, None)
 
@@ -163,6 +168,18 @@ class CompiledGraph:
         oldest_allowed = self._writer.published - self.options.max_inflight
         for queue in self._order:
             queue.take_aside(oldest_allowed, self.options.max_buffered_results, timeout_s)
+
+    def relieve(self) -> None:
+        """In a long wait: take results aside that an actor needs to be taken.
+
+        An actor whose results of one output hold all memory waits until they are taken, and what is waited for may be another
+        output, which needs that actor to go on.
+        """
+        core = self._arena.core
+        if len(self._order) > 1 and any(
+            kind == _core.MEMORY and 0 in peers for kind, _, _, _, peers in map(core.doing, range(1, len(self.plan.processes)))
+        ):
+            self._free_memory(0.0)
 
     def _free_memory(self, timeout_s: float) -> None:
         """Move every finished result aside: an actor may wait for the memory it lies in, and the input for that actor."""
@@ -212,6 +229,7 @@ class CompiledGraph:
                 limit,
                 lambda: self.reports.execute_timed_out(limit),
                 self.reports.execute_waits,
+                self.relieve,
             )
         finally:
             if line.leave(place) and line:
@@ -250,6 +268,7 @@ class CompiledGraph:
             limit,
             lambda: self.reports.get_timed_out(limit, index, queue.channel),
             lambda: self.reports.get_waits(index, queue.channel),
+            self.relieve,
         )
 
     def cancel(self, execution: int) -> bool:

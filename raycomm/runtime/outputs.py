@@ -14,19 +14,25 @@ from raycomm.observe.notice import Notice
 from raycomm.options import check_limit
 from raycomm.runtime.refs import Ref
 
-_FIRST_S = 1.0
+_ONE_OUTPUT_S = 1.0
+_SEVERAL_OUTPUTS_S = 0.05  # then `CompiledGraph.relieve` looks whether the other outputs stand in the way
 
 
-def first_of(limit: float | None) -> float:
-    """The first part of a wait, in seconds. Almost every wait gets by with it, so nothing is prepared for what comes after."""
+def first_part(outputs: int) -> float:
+    """Seconds of the first part of a wait. Almost every wait gets by with it, so nothing is prepared for what comes after."""
+    return _ONE_OUTPUT_S if outputs == 1 else _SEVERAL_OUTPUTS_S
+
+
+def first_of(limit: float | None, first_s: float) -> float:
+    """The first part of a wait with a limit, in seconds."""
     if limit is None or limit == NO_LIMIT:
-        return _FIRST_S
-    return min(check_limit("timeout", limit), _FIRST_S)
+        return first_s
+    return min(check_limit("timeout", limit), first_s)
 
 
-def rest_of(limit: float | None) -> Deadline:
+def rest_of(limit: float | None, first_s: float) -> Deadline:
     """What is left of a wait after `first_of` has passed."""
-    return Deadline(None if limit is None or limit == NO_LIMIT else max(0.0, limit - _FIRST_S))
+    return Deadline(None if limit is None or limit == NO_LIMIT else max(0.0, limit - first_s))
 
 
 class OutputQueue:
@@ -49,7 +55,7 @@ class OutputQueue:
             timeout = graph.options.get_timeout
         if graph._torn_down:
             graph.check_open()
-        first = _FIRST_S if timeout is None else first_of(timeout)
+        first = graph.first_s if timeout is None else first_of(timeout, graph.first_s)
         late = False
         try:  # one native call, without preparing for what comes if it takes long
             self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, first)
@@ -102,15 +108,17 @@ class OutputQueue:
     def _wait(self, ref: Ref, index: int, limit: float | None) -> None:
         """The long way: limits, notices, and errors made into ones that say what happened."""
         graph = ref._graph
-        deadline = rest_of(limit)
+        deadline = rest_of(limit, graph.first_s)
         notice = Notice()
+        graph.relieve()
         while not deadline.over:
             try:
-                left = deadline.left(at_most=notice.left())
+                left = deadline.left(at_most=min(notice.left(), graph.look_every_s))
                 self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, left)
                 return
             except _core.TimedOut:
-                notice.give(graph.reports.get_waits(index, self.channel))
+                graph.relieve()
+                notice.give(lambda: graph.reports.get_waits(index, self.channel))
             except (_core.Closed, _core.Overfull, _core.Misuse) as error:
                 graph.raise_native(error, index)
         raise graph.reports.get_timed_out(limit, index, self.channel)

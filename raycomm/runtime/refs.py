@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from raycomm.codec import Failure
+from raycomm.errors import CapacityExceededError
 
 if TYPE_CHECKING:
     from raycomm.runtime.driver import CompiledGraph
@@ -67,7 +68,13 @@ class Ref:
 
     def done(self) -> bool:
         """Whether `get` would return or raise at once. Does not block."""
-        return self._value is not PENDING or self._queue.has(self._index) or self._graph.ended
+        if self._value is not PENDING or self._queue.has(self._index) or self._graph.ended:
+            return True
+        try:
+            self._graph.relieve()  # whoever asks again and again waits, too
+        except CapacityExceededError:
+            return True
+        return False
 
     def cancel(self) -> bool:
         """Cancel the execution if no actor has begun it; does not block.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from raycomm.channel import Deadline
 from raycomm.runtime.refs import PENDING, Ref
 
+_LOOK_S = 0.2  # how often it is looked whether results that nobody waits for stand in the way
 _TURN_S = 0.005  # several graphs are waited for in turns: each has a doorbell of its own
 
 
@@ -43,13 +44,12 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
         missing = num_returns - (len(refs) - len(pending))
         if missing <= 0 or deadline.over:
             break
-        arenas = {id(ref._graph): ref._graph._arena for ref in pending}
-        for graph, arena in arenas.items():
-            results = [(ref._queue.reader, ref._index) for ref in pending if id(ref._graph) == graph and ref._value is PENDING]
-            wanted = missing if len(arenas) == 1 else 1
-            arena.core.wait_results(
-                results, min(wanted, len(results)), deadline.left(at_most=None if len(arenas) == 1 else _TURN_S)
-            )
+        graphs = {id(ref._graph): ref._graph for ref in pending}
+        for graph in graphs.values():
+            graph.relieve()
+            results = [(ref._queue.reader, ref._index) for ref in pending if ref._graph is graph and ref._value is PENDING]
+            wanted, turn_s = (missing, _LOOK_S) if len(graphs) == 1 else (1, _TURN_S)
+            graph._arena.core.wait_results(results, min(wanted, len(results)), deadline.left(at_most=turn_s))
     done = [ref for ref in refs if ref.done()][:num_returns]
     chosen = {id(ref) for ref in done}
     return done, [ref for ref in refs if id(ref) not in chosen]
