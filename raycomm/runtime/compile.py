@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -39,6 +40,7 @@ _numbers = itertools.count()  # makes default names differ; says nothing about a
 _EXIT_LIMIT_S = 5.0
 _LOOK_EVERY_S = 0.5
 _ANSWER_S = 20.0
+_DYING_S = 1.0
 
 
 def compile_graph(
@@ -201,8 +203,12 @@ class _SetUp:
             except _core.Closed:
                 raise self._died(self._arena.closed[1], "it ended during set-up") from None
         if answer != READY:
-            if self._arena.core.look_for_dead():  # it could not reach a neighbour, which is why
-                raise self._died(self._arena.closed[1], "it ended during set-up")
+            # It could not reach a neighbour, perhaps one that is dying: its descriptors go some time before it counts as dead.
+            patience = Deadline(_DYING_S)
+            while not patience.over:
+                if self._arena.core.look_for_dead() or self._arena.closed[0]:
+                    raise self._died(self._arena.closed[1], "it ended during set-up")
+                time.sleep(0.01)
             raise CompileError(f"graph {self._plan.name!r} cannot be set up: actor {self._label(address.process)}: {answer}")
 
     def _still_waiting(self, what: str) -> None:
