@@ -267,6 +267,13 @@ bool Neighbourhood::alive(uint32_t process) const {
   return true;
 }
 
+void Neighbourhood::look_now_and_then() const {
+  const int64_t now = now_ns();
+  if (now - looked_ns_.load(std::memory_order_relaxed) < 50'000'000) return;
+  looked_ns_.store(now, std::memory_order_relaxed);
+  look_for_dead();
+}
+
 bool Neighbourhood::look_for_dead() const {
   for (const Peer& peer : peers_) {
     pollfd fd{peer.mapping->pidfd(), POLLIN, 0};

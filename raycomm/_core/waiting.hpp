@@ -49,6 +49,7 @@ Waited wait_in_slices(const Neighbourhood& graph, RecentWaits& recent, int64_t d
       } while (wake == Wake::slice_ended && !handles_signals);
     }
     if (wake == Wake::ready) return Waited::done;
+    if (wake == Wake::timed_out) graph.look_now_and_then();  // who polls with short limits must see a death as well
     if (handles_signals && PyErr_CheckSignals() != 0) return Waited::raised;
     if (wake == Wake::timed_out) return done() ? Waited::done : Waited::timed_out;
   }

@@ -13,7 +13,7 @@ import ray
 import ray.exceptions
 
 import raycomm
-from raycomm import ActorDiedError, InputNode, MultiOutputNode, bind
+from raycomm import ActorDiedError, ChannelTimeoutError, InputNode, MultiOutputNode, bind
 from tests.ray.workers import PATIENCE_S, Broken, Gate, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -218,3 +218,23 @@ def test_an_actor_lives_as_long_as_its_graph(cluster: None) -> None:
     for value in range(200):
         assert graph.execute(value).get(timeout=PATIENCE_S) == value + 2
     graph.teardown()
+
+
+@pytest.mark.parametrize("limit", [0, 0.01])
+def test_a_death_is_seen_by_who_asks_again_and_again(cluster: None, gate: Gate, limit: float) -> None:
+    """Each wait is over before anybody would look; together they are not."""
+    workers = start(3)
+    with raycomm.compile(pipeline(workers, lambda value: bind(workers[1].hold, value, gate.path))) as graph:
+        ref = graph.execute(1)
+        ray.kill(workers[1])
+
+        def died() -> bool:
+            try:
+                ref.get(timeout=limit)
+            except ChannelTimeoutError:
+                return False
+            except ActorDiedError:
+                return True
+            raise AssertionError("a result of an actor that was killed")
+
+        until(died, "the death is seen", 20)
