@@ -389,3 +389,15 @@ def test_a_burst_of_inputs_leaves_memory_for_the_results(workers: list[Any], lim
             assert int(got[-1]) == size
             del got
         assert right >= 5
+
+
+@pytest.mark.xfail(
+    strict=True, raises=raycomm.ChannelTimeoutError, reason="the first block taken starts the wait for the second anew"
+)
+def test_a_result_of_two_blocks_of_which_one_has_room(workers: list[Any]) -> None:
+    """It fails as a result of one block does; it does not wait without end for what nobody will let go."""
+    with raycomm.compile(chain(workers[0].echo), shm_limit_bytes=5 * MIB, name="two") as graph:
+        ref = graph.execute([np.zeros(3 * MIB // 2, np.uint8), np.ones(3 * MIB // 2, np.uint8)])
+        with pytest.raises(SharedMemoryError, match="'two'"):
+            ref.get(timeout=10)
+        assert graph.execute(1).get(timeout=PATIENCE_S) == 1
