@@ -8,6 +8,7 @@ compared with the same computation done in this process.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -72,7 +73,10 @@ def main(
     in_flight: Annotated[int, typer.Option(min=1, help="Executions under way at once.")] = 8,
 ) -> None:
     """Runs the pipeline, checks every result and prints the throughput."""
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    # A cluster of its own, or, as a job (`ray job submit`), the cluster that runs the job.
+    address = os.environ.get("RAY_ADDRESS", "local")
+    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    ray.init(address=address, log_to_driver=False, **own)
     try:
         workers = [Worker.remote(index, width) for index in range(STAGES)]  # type: ignore[attr-defined]  # added by Ray
         local = torch.nn.Sequential(*(make_stage(index, width) for index in range(STAGES)))

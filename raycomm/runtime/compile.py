@@ -172,11 +172,11 @@ class _SetUp:
             raise self._died(process, str(error)) from error
         except ray.exceptions.RayError as error:
             raise CompileError(
-                f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)} refused: {error}. Is "
-                "raycomm installed in its "
-                f"environment, in the driver's version?",
+                f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)} refused: {error}. "
+                "Either raycomm is not installed in its environment in the driver's version, or a constant bound in the graph "
+                "cannot be unpickled there",
                 node=self._label(process),
-                remedy="install raycomm in the actor's environment",
+                remedy="install raycomm in the actor's environment, or pass the constant as an input",
             ) from error
         assert isinstance(prepared, Prepared)
         return prepared

@@ -172,12 +172,13 @@ class CompiledGraph:
     def relieve(self) -> None:
         """In a long wait: take results aside that an actor needs to be taken.
 
-        An actor whose results of one output hold all memory waits until they are taken, and what is waited for may be another
-        output, which needs that actor to go on.
+        An actor whose results of one output hold all memory, or fill a short ring, waits until they are taken, and what is waited
+        for may be another output, which needs that actor to go on.
         """
         core = self._arena.core
         if len(self._order) > 1 and any(
-            kind == _core.MEMORY and 0 in peers for kind, _, _, _, peers in map(core.doing, range(1, len(self.plan.processes)))
+            kind in (_core.MEMORY, _core.WRITING) and 0 in peers
+            for kind, _, _, _, peers in map(core.doing, range(1, len(self.plan.processes)))
         ):
             self._free_memory(0.0)
 

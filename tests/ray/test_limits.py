@@ -218,6 +218,23 @@ def test_memory_held_by_messages_on_their_way_is_waited_for(workers: list[Any]) 
 
 
 @pytest.mark.parametrize("how", ["get", "await", "wait", "done"])
+def test_a_short_ring_of_one_output_does_not_stop_another(workers: list[Any], how: str) -> None:
+    with InputNode() as n:
+        first = raycomm.with_channel_options(bind(workers[0].add, n), slots=1)
+        root = MultiOutputNode([first, bind(workers[1].echo, bind(workers[0].echo, n))])
+    with raycomm.compile(root) as graph:
+        refs = [graph.execute(number) for number in range(6)]
+        last = refs[-1][1]
+        if how == "wait":
+            assert raycomm.wait([last], timeout=PATIENCE_S) == ([last], [])
+        elif how == "done":
+            until(last.done, "the last result")
+        assert (asyncio.run(awaited(last)) if how == "await" else last.get(timeout=PATIENCE_S)) == 5
+        assert [first.get() for first, _ in refs] == list(range(1, 7))
+        assert [second.get() for _, second in refs] == list(range(6))
+
+
+@pytest.mark.parametrize("how", ["get", "await", "wait", "done"])
 def test_results_of_one_output_do_not_stop_another(workers: list[Any], how: str) -> None:
     """All memory holds results of the first output that nobody has asked for; the second one comes all the same."""
     size = 2 << 20
