@@ -124,7 +124,6 @@ Mapping* Mapping::create(const ArenaShape& shape, std::span<const unsigned char,
     ring.reader_count = rings[i].readers;
     ring.channel = rings[i].channel;
   }
-  for (uint32_t i = 0; i < shape.claims; ++i) mapping->claim(i).store(UINT64_MAX, std::memory_order_relaxed);  // of no execution
   header.magic = kMagic;
   mapping->add_ref();
   return mapping;
@@ -178,7 +177,7 @@ Mapping* Mapping::attach(int pid, int fd, std::span<const unsigned char, 16> non
                         inside(copy.records_offset, copy.record_capacity, sizeof(Record)) &&
                         inside(copy.nodes_offset, copy.node_count, sizeof(NodeCounters)) &&
                         (copy.claim_count & (copy.claim_count - 1)) == 0 && (copy.record_capacity & (copy.record_capacity - 1)) == 0;
-  if (!sections || seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<uint64_t>(status.st_size) != copy.file_bytes ||
+  if (!sections || copy.board_count > kMaxProcesses || seals < 0 || (seals & F_SEAL_SHRINK) == 0 || static_cast<uint64_t>(status.st_size) != copy.file_bytes ||
       copy.rings_offset < sizeof(ArenaHeader) + 8ull * copy.ring_count || copy.rings_offset > copy.blocks_offset ||
       copy.blocks_offset > copy.file_bytes || copy.blocks_offset % kLine != 0 || table_end > copy.pool_offset || copy.pool_offset > copy.file_bytes)
     throw ArenaError("the arena of process " + std::to_string(pid) + " has an impossible header");

@@ -56,7 +56,7 @@ uint64_t Board::iteration_of(uint32_t process) const {
   return driver_->board_row(process).iteration.load(std::memory_order_relaxed);
 }
 
-bool Board::can_move(uint32_t process, uint64_t& changes) const {
+bool Board::can_move(uint32_t process, const std::vector<uint32_t>& awake, uint64_t& changes) const {
   const uint32_t count = rows();
   std::vector<Doing> rows;
   std::vector<bool> moves;
@@ -66,19 +66,22 @@ bool Board::can_move(uint32_t process, uint64_t& changes) const {
     const Activity kind = rows.back().kind;
     // The driver takes results aside while it waits for room or memory, so it always moves in the end.
     moves.push_back(p == 0 || (kind != Activity::reading && kind != Activity::writing && kind != Activity::memory));
-    changes = changes * 1099511628211ull + driver_->board_row(p).activity.load(std::memory_order_relaxed) + rows.back().iteration;
   }
-  // Whoever waits for somebody that moves will move: a read has one writer, room needs every reader, memory needs any holder.
+  for (uint32_t p : awake)
+    if (p < count) moves[p] = true;
+  // Whoever waits for somebody that moves counts as moving. Room needs every reader, but those that move stop once they have caught up, and
+  // then the others are left. A wait for memory that names nobody ends by itself.
   for (bool more = true; more;) {
     more = false;
     for (uint32_t p = 0; p < count; ++p) {
       if (moves[p]) continue;
-      bool any = false, all = true;
-      for (uint32_t q = 0; q < count; ++q)
-        if (is_in(rows[p].waits_for, q)) any |= moves[q], all &= moves[q];
-      if (rows[p].kind == Activity::memory ? any : all) moves[p] = more = true;
+      bool any = rows[p].waits_for == ProcessSet{};
+      for (uint32_t q = 0; q < count; ++q) any |= is_in(rows[p].waits_for, q) && moves[q];
+      if (any) moves[p] = more = true;
     }
   }
+  for (uint32_t p = 0; p < count; ++p)  // of the circle alone: others may come and go
+    if (!moves[p]) changes = changes * 1099511628211ull + driver_->board_row(p).activity.load(std::memory_order_relaxed) + rows[p].iteration;
   return process >= count || moves[process];
 }
 

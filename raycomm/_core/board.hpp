@@ -40,6 +40,11 @@ class Board {
     }
     set(kind, subject, at);
   }
+  // After a wait: back in the call that it happened in, or between two steps.
+  void resume(uint64_t at) {
+    if (call_began_ != 0) set(Activity::computing, call_, call_began_);
+    else set(Activity::idle, 0, at);
+  }
   void finished(uint64_t iterations) { row_->iteration.store(iterations, std::memory_order_relaxed); }
   uint64_t iteration() const { return row_->iteration.load(std::memory_order_relaxed); }
 
@@ -57,11 +62,12 @@ class Board {
 
   // For reports.
   Doing doing(uint32_t process) const;
-  uint32_t rows() const { return driver_ ? driver_->header().board_count : 0; }
+  uint32_t rows() const { return driver_ ? driver_->board_count() : 0; }
   // Executions that `process` has finished; what it holds of a later one it will let go of by itself.
   uint64_t iteration_of(uint32_t process) const;
-  // Whether `process` is not part of a circle of waits. `changes`: differs from look to look while anybody in it moves.
-  bool can_move(uint32_t process, uint64_t& changes) const;
+  // Whether `process` is not part of a circle of waits. `awake`: known to have what their rows wait for. `changes`: differs from look to look
+  // while anybody in the circle moves.
+  bool can_move(uint32_t process, const std::vector<uint32_t>& awake, uint64_t& changes) const;
 
  private:
   void close_open_call(uint64_t at);

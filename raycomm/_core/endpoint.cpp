@@ -15,12 +15,13 @@ constexpr size_t kReleaseGilFrom = 256u << 10;  // bytes copied by one write
 constexpr uint64_t started(uint64_t execution) { return execution * 4 + 1; }
 constexpr uint64_t cancelled(uint64_t execution) { return execution * 4 + 2; }
 
+// Nothing is claimed for an execution whose place a later one has taken: it is over.
 // Which of the two comes first is what counts, not memory order: the message itself is ordered by the ring.
 bool claim(std::atomic<uint64_t>& word, uint64_t mine, uint64_t theirs) {
   uint64_t seen = word.load(std::memory_order_acquire);
   for (;;) {
     if (seen == mine) return true;
-    if (seen == theirs) return false;
+    if (seen == theirs || seen >> 2 > mine >> 2) return false;
     if (word.compare_exchange_weak(seen, mine, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
   }
 }
@@ -90,7 +91,9 @@ bool Writer::wait_for_room(int64_t deadline) {
   for (const RingWriter& ring : rings_) ring.add_laggards(slow);
   graph_->board().set_waiting(Activity::writing, rings_.front().channel(), slow, began);
   const Waited waited = wait_in_slices(*graph_, recent_, deadline, [&] { return room() || graph_->closed() != 0; });
-  rings_.front().count_wait(ticks() - began);
+  const uint64_t now = ticks();
+  graph_->board().set(Activity::idle, 0, now);
+  rings_.front().count_wait(now - began);
   if (waited == Waited::raised) return false;
   if (const uint64_t closed = graph_->closed(); closed != 0) return raise_closed(closed), false;
   if (waited == Waited::timed_out) return PyErr_SetNone(g_timed_out), false;
@@ -113,7 +116,7 @@ bool Writer::stage_and_publish(int64_t deadline) {
       i = 0;
       bytes = 0;
       if (!short_of_memory) short_of_memory.emplace(*graph_, *pool_);
-      const auto result_waits = [this] { return outputs_ && std::any_of(outputs_->begin(), outputs_->end(), [](auto* output) { return output->ready(); }); };
+      const auto result_waits = [this] { return outputs_ && std::any_of(outputs_->begin(), outputs_->end(), [](auto* output) { return output->published() > output->taken(); }); };
       if (!short_of_memory->step(report, deadline, result_waits)) return false;
       if (result_waits()) return PyErr_SetNone(g_pool_busy), false;
     } catch (...) {
@@ -122,6 +125,7 @@ bool Writer::stage_and_publish(int64_t deadline) {
     }
   }
   if (short_of_memory) rings_.front().count_wait(ticks() - short_of_memory->began());
+  short_of_memory.reset();
   const auto copy = [this] {
     for (const auto& staged : staged_)
       for (const auto& piece : staged.copies) bulk_copy(piece.to, piece.from, piece.bytes);
@@ -134,6 +138,7 @@ bool Writer::stage_and_publish(int64_t deadline) {
   }
   for (size_t i = 0; i < rings_.size(); ++i) rings_[i].commit(staged_[i], *pool_);
   for (RingWriter& ring : rings_) ring.notify();
+  pool_->trim_if_wanted();
   return true;
 }
 
@@ -210,7 +215,7 @@ PyObject* Reader::read(double seconds) {
   if (role_.first) board.finished(execution);
   const bool was_ready = ring_.ready();
   if (!wait_ready(deadline_after(seconds), began)) return nullptr;
-  if (!was_ready && role_.subject == ReaderRole::kNoCall) board.set(Activity::idle, 0, ticks());
+  if (!was_ready) board.set(Activity::idle, 0, ticks());  // it waits no longer: decoding may take its time
   ring_.open(message_);
   if (role_.claims && !begin_execution(execution)) {
     PyObject* function = codec_function("cancelled");
@@ -220,7 +225,7 @@ PyObject* Reader::read(double seconds) {
     return value;
   }
   PyObject* value = decoder_.decode(message_, ring_);
-  if (value || !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+  if (value || PyErr_ExceptionMatches(PyExc_Exception)) {  // else interrupted: the message stays for the next read
     decoder_.settle();
     ring_.close(message_);
   }

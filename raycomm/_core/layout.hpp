@@ -36,6 +36,7 @@
 //     384      budget_limit         u64   of the whole graph; only the driver's arena's is used
 //     392      budget_used          u64
 //     400      budget_wanted_ns     u64   when a process last found the budget used up
+//     408      results_wanted_ns    u64   the same, of processes other than the driver
 //     448      loop_state           u32   0 none, 1 running, 2 left
 //   rings_offset   ring 0, ring 1, ... each 64-byte aligned
 //   board_offset   BoardRow[board_count], 128 bytes each: what each process of the graph does now
@@ -138,6 +139,7 @@ struct ArenaHeader {
   alignas(kLine) uint64_t budget_limit;
   std::atomic<uint64_t> budget_used;
   std::atomic<uint64_t> budget_wanted_ns;
+  std::atomic<uint64_t> results_wanted_ns;
   alignas(kLine) std::atomic<uint32_t> loop_state;
 };
 

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 
@@ -71,6 +72,8 @@ void join(Arena& arena, uint32_t driver, const std::vector<std::pair<uint64_t, s
   arena.pool = std::make_shared<Pool>(arena.graph, std::move(limits));
   arena.graph->pool = arena.pool;
 }
+
+bool here(const Arena& arena) { return arena.graph->own().made_under() == fork_epoch(); }
 
 nb::tuple doing(const Arena& arena, uint32_t process) {
   const Doing doing = arena.graph->board().doing(process);
@@ -209,6 +212,7 @@ nb::dict layout() {
   RAYCOMM_FIELD(ArenaHeader, budget_limit);
   RAYCOMM_FIELD(ArenaHeader, budget_used);
   RAYCOMM_FIELD(ArenaHeader, budget_wanted_ns);
+  RAYCOMM_FIELD(ArenaHeader, results_wanted_ns);
   RAYCOMM_FIELD(ArenaHeader, loop_state);
   RAYCOMM_FIELD(RingHeader, slots);
   RAYCOMM_FIELD(RingHeader, slot_bytes);
@@ -305,9 +309,10 @@ NB_MODULE(_core, m) {
         a.graph->board().open_call(subject, now);
       }, "subject"_a)
       .def_prop_ro("waker", [](const Arena& a) { return a.graph->own().waker_end(); })
-      .def("arm", [](const Arena& a) { arm(a.graph->own().header().doorbell); })
-      .def("disarm", [](const Arena& a) { disarm(a.graph->own().header().doorbell); })
-      .def("cancel", [](const Arena& a, uint64_t execution) { return cancel_execution(*a.graph->driver(), execution); }, "execution"_a)
+      // In a forked child all of these belong to the parent.
+      .def("arm", [](const Arena& a) { if (here(a)) arm(a.graph->own().header().doorbell); })
+      .def("disarm", [](const Arena& a) { if (here(a)) disarm(a.graph->own().header().doorbell); })
+      .def("cancel", [](const Arena& a, uint64_t execution) { return here(a) && cancel_execution(*a.graph->driver(), execution); }, "execution"_a)
       .def("wait_results", [](Arena& a, const std::vector<nb::tuple>& results, size_t wanted, double timeout) {
         std::vector<std::pair<const Reader*, uint64_t>> rows;
         for (const nb::tuple& row : results) rows.emplace_back(nb::cast<const Reader*>(row[0]), nb::cast<uint64_t>(row[1]));
@@ -315,20 +320,29 @@ NB_MODULE(_core, m) {
         check(result >= 0);
         return result == 1;
       }, "results"_a, "wanted"_a, "timeout"_a)
-      .def("lend", [](Arena& a, uint64_t bytes, double timeout) {
+      .def("lend", [](Arena& a, uint64_t bytes, double timeout, const nb::tuple& outputs) {
         if (!a.pool) throw ArenaError("the arena has no pool yet: call join first");
         if (!in_its_process(*a.graph)) raise();
         unsigned char* data = nullptr;
         const int64_t deadline = deadline_after(timeout);
+        std::vector<const Reader*> readers;
+        for (nb::handle output : outputs) readers.push_back(nb::cast<const Reader*>(output));
+        const auto result_waits = [&] {
+          return std::any_of(readers.begin(), readers.end(), [](const Reader* reader) { return reader->published() > reader->taken(); });
+        };
         for (MemoryWait wait(*a.graph, *a.pool);;) {
           try {
             Lease* lease = a.pool->lend(bytes, data);
             return nb::steal(make_buffer(Storage::leased(lease, data, bytes), true));
           } catch (const PoolExhausted& report) {
-            if (!wait.step(report, deadline, [] { return false; })) raise();
+            if (!wait.step(report, deadline, result_waits)) raise();
+            if (result_waits()) {
+              PyErr_SetNone(g_pool_busy);
+              raise();
+            }
           }
         }
-      }, "bytes"_a, "timeout"_a = -1.0)
+      }, "bytes"_a, "timeout"_a = -1.0, "outputs"_a = nb::tuple())
       .def("loop_state", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().loop_state.load(std::memory_order_acquire); },
            "process"_a)
       .def("set_loop_state", [](const Arena& a, uint32_t state, uint32_t watcher) {
@@ -341,7 +355,10 @@ NB_MODULE(_core, m) {
         check(result >= 0);
         return result == 1;
       }, "processes"_a, "timeout"_a)
-      .def_prop_ro("pool_in_use", [](const Arena& a) { return a.pool ? a.pool->in_use() : 0; })
+      .def("trim", [](const Arena& a) {
+        if (a.pool && here(a)) a.pool->trim();
+      })
+      .def_prop_ro("pool_in_use", [](const Arena& a) { return a.pool && here(a) ? a.pool->in_use() : 0; })
       .def_prop_ro("pool_committed", [](const Arena& a) { return a.pool ? a.pool->committed() : 0; })
       .def_prop_ro("budget_used", [](const Arena& a) { return a.graph->own().header().budget_used.load(std::memory_order_relaxed); });
 

@@ -11,11 +11,9 @@
 namespace raycomm {
 namespace {
 
-constexpr uint64_t kSmallest = 4096;
 constexpr uint64_t kStep = 64ull << 20;  // growth in steps of at most this much
 constexpr uint64_t kFirstStep = 1ull << 20;
 constexpr uint64_t kSpare = 64ull << 20;              // left to the cgroup: beyond its limit the kernel kills instead of refusing
-constexpr int64_t kOthersTrimNs = 500'000'000;        // how long other processes get to return memory: two and a half park slices
 
 // Whether every cgroup of this process has room for `bytes` more. Looked at before each step of growth: others use memory too.
 bool cgroups_have(const std::vector<MemoryLimit>& limits, uint64_t bytes) {
@@ -31,19 +29,14 @@ bool cgroups_have(const std::vector<MemoryLimit>& limits, uint64_t bytes) {
   return true;
 }
 
-// Four sizes per power of two: at most a fifth of a block is unused, and few sizes mean much reuse.
-uint64_t block_size(uint64_t bytes) {
-  if (bytes <= kSmallest) return kSmallest;
-  return align_up(bytes, std::max(kSmallest, std::bit_floor(bytes - 1) / 4));
-}
 
 }  // namespace
 
 void Pool::make_free(uint32_t index) {
-  Entry& record = records_[index];
-  record.state = State::free;
-  free_[record.bytes].push_back(index);
-  free_bytes_ += record.bytes;
+  Entry& entry = records_[index];
+  entry.state = State::free;
+  (entry.hole ? holes_ : free_)[entry.bytes].push_back(index);
+  if (!entry.hole) free_bytes_ += entry.bytes;
 }
 
 void Pool::collect() {
@@ -81,24 +74,44 @@ bool Pool::take_free(uint64_t bytes, uint64_t at_most, uint32_t& index) {
   return false;
 }
 
+// A free block without memory, which is taken anew for it.
+bool Pool::fill_hole(uint64_t bytes, uint64_t at_most, uint32_t& index, int& error) {
+  for (auto it = holes_.lower_bound(bytes); it != holes_.end() && it->first <= at_most; ++it) {
+    if (it->second.empty()) continue;
+    index = it->second.back();
+    Entry& entry = records_[index];
+    if (!back(entry.offset, entry.bytes, entry.bytes, error)) return false;
+    entry.hole = false;
+    it->second.pop_back();
+    return true;
+  }
+  return false;
+}
+
 bool Pool::join(uint64_t bytes, uint32_t& index, int& error) {
   std::vector<uint32_t> order;
-  for (const auto& [size, indices] : free_) order.insert(order.end(), indices.begin(), indices.end());
+  for (uint32_t i = 0; i < records_.size(); ++i)
+    if (records_[i].state == State::free) order.push_back(i);
   std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) { return records_[a].offset < records_[b].offset; });
-  size_t first = 0, run = 0;
+  size_t first = 0, run = 0, holes = 0;
   for (size_t last = 0; last < order.size(); ++last) {
-    const Entry& record = records_[order[last]];
-    if (last > first && records_[order[last - 1]].offset + records_[order[last - 1]].bytes != record.offset) first = last, run = 0;
-    run += record.bytes;
+    const Entry& entry = records_[order[last]];
+    if (last > first && records_[order[last - 1]].offset + records_[order[last - 1]].bytes != entry.offset) first = last, run = holes = 0;
+    run += entry.bytes;
+    if (entry.hole) holes += entry.bytes;
     if (run < bytes) continue;
     index = order[first];
-    for (size_t i = first + 1; i <= last; ++i) {
+    if (holes != 0 && !back(records_[index].offset, run, holes, error)) return false;
+    for (size_t i = first; i <= last; ++i) {
+      records_[order[i]].hole = false;
+      if (i == first) continue;
       records_[order[i]].state = State::retired;
       retired_.push_back(order[i]);
     }
     resize(index, records_[index].offset, bytes);
     if (uint32_t rest; run > bytes && new_number(rest, error)) {  // what is left over is a block again
       resize(rest, records_[index].offset + bytes, run - bytes);
+      records_[rest].hole = false;
       records_[rest].state = State::free;
     } else {
       resize(index, records_[index].offset, run);
@@ -109,8 +122,10 @@ bool Pool::join(uint64_t bytes, uint32_t& index, int& error) {
   }
   // Or the last free ones and what has not been cut yet.
   if (order.empty() || records_[order.back()].offset + records_[order.back()].bytes != own_->pool_offset() + cursor_) return false;
+  if (holes != 0 && !back(records_[order[first]].offset, run, holes, error)) return false;
   for (size_t i = first; i < order.size(); ++i) {
     records_[order[i]].state = State::retired;
+    records_[order[i]].hole = false;
     retired_.push_back(order[i]);
   }
   cursor_ = records_[order[first]].offset - own_->pool_offset();
@@ -120,6 +135,7 @@ bool Pool::join(uint64_t bytes, uint32_t& index, int& error) {
 
 void Pool::list_free() {
   free_.clear();
+  holes_.clear();
   free_bytes_ = 0;
   for (uint32_t i = 0; i < records_.size(); ++i)
     if (records_[i].state == State::free) make_free(i);
@@ -130,34 +146,47 @@ void Pool::resize(uint32_t index, uint64_t offset, uint64_t bytes) {
   records_[index].bytes = own_->block(index).bytes = bytes;
 }
 
+bool Pool::reserve(uint64_t bytes) {
+  ArenaHeader& header = budget_->header();
+  if (header.budget_used.fetch_add(bytes, std::memory_order_relaxed) + bytes <= header.budget_limit) return true;
+  header.budget_used.fetch_sub(bytes, std::memory_order_relaxed);
+  return false;
+}
+
+bool Pool::back(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error) {
+  ArenaHeader& header = budget_->header();
+  if (!reserve(reserved)) {
+    const uint64_t now = static_cast<uint64_t>(now_ns());
+    header.budget_wanted_ns.store(now, std::memory_order_relaxed);
+    if (graph_->process() != kDriver) header.results_wanted_ns.store(now, std::memory_order_relaxed);
+    return false;
+  }
+  error = 0;
+  for (uint64_t done = 0; done < bytes && error == 0;) {  // in steps: the limit of a cgroup is looked at before each
+    const uint64_t step = std::min(bytes - done, kStep);
+    error = cgroups_have(limits_, step) ? commit_bytes(own_->fd(), offset + done, step) : ENOMEM;
+    done += step;
+  }
+  if (error != 0) return header.budget_used.fetch_sub(reserved, std::memory_order_relaxed), false;
+  count_committed(static_cast<int64_t>(reserved));
+  return true;
+}
+
 bool Pool::commit(uint64_t needed, int& error) {
   const uint64_t limit = own_->file_bytes() - own_->pool_offset();
-  auto& used = budget_->header().budget_used;
-  const auto reserve = [&](uint64_t step) {
-    if (used.fetch_add(step, std::memory_order_relaxed) + step <= budget_->header().budget_limit) return true;
-    used.fetch_sub(step, std::memory_order_relaxed);
-    return false;
-  };
-  const auto refused = [&] {
-    const int64_t now = now_ns();
-    budget_->header().budget_wanted_ns.store(static_cast<uint64_t>(now), std::memory_order_relaxed);
-    if (short_since_ == 0) short_since_ = now;
-    return false;
-  };
-  while (committed_ < needed) {
-    if (needed > limit) return false;
-    const uint64_t least = align_up(std::min(needed - committed_, kStep), 4096);
-    uint64_t step = std::min(align_up(std::clamp(committed_ / 2, std::max(least, kFirstStep), kStep), 4096), limit - committed_);
-    if (!reserve(step) && !reserve(step = least)) return refused();
-    error = cgroups_have(limits_, step) ? commit_bytes(own_->fd(), own_->pool_offset() + committed_, step) : ENOMEM;
-    if (error != 0) {
-      used.fetch_sub(step, std::memory_order_relaxed);
-      return false;
-    }
-    committed_ += step;
-    own_->header().pool_committed.store(committed_, std::memory_order_relaxed);
-  }
-  return true;
+  if (committed_ >= needed) return true;
+  if (needed > limit) return false;
+  // All of it or nothing: two pools that each took a part of what is left would both fail.
+  const uint64_t least = align_up(needed - committed_, 4096);
+  const uint64_t ahead = std::min(align_up(std::clamp(committed_ / 2, kFirstStep, kStep), 4096), limit - committed_);
+  const uint64_t at = own_->pool_offset() + committed_;
+  if (ahead > least && back(at, ahead, ahead, error)) return committed_ += ahead, true;
+  return back(at, least, least, error) && (committed_ += least, true);
+}
+
+void Pool::count_committed(int64_t change) {
+  memory_ = static_cast<uint64_t>(static_cast<int64_t>(memory_) + change);
+  own_->header().pool_committed.store(memory_, std::memory_order_relaxed);
 }
 
 bool Pool::new_number(uint32_t& index, int& error) {
@@ -172,7 +201,7 @@ bool Pool::new_number(uint32_t& index, int& error) {
     const uint64_t at = reinterpret_cast<unsigned char*>(&own_->block(index)) - own_->at(0);
     if ((error = commit_bytes(own_->fd(), at, 64 * sizeof(BlockHeader))) != 0) return false;
   }
-  records_.push_back({0, 0, State::retired, kNoRoute, 0});
+  records_.push_back({0, 0, State::retired, false, kNoRoute, 0});
   own_->header().block_count.store(index + 1, std::memory_order_release);
   return true;
 }
@@ -180,6 +209,7 @@ bool Pool::new_number(uint32_t& index, int& error) {
 bool Pool::grow(uint64_t bytes, uint32_t& index, int& error) {
   if (!commit(cursor_ + bytes, error) || !new_number(index, error)) return false;
   resize(index, own_->pool_offset() + cursor_, bytes);
+  records_[index].hole = false;
   records_[index].state = State::filling;
   cursor_ += bytes;
   return true;
@@ -195,8 +225,8 @@ uint32_t Pool::acquire_locked(uint64_t bytes) {
   uint32_t index = 0;
   int error = 0;
   collect();
-  const bool found = take_free(size, 2 * size, index) || grow(size, index, error) ||
-                     (scan(), take_free(size, 2 * size, index)) || join(size, index, error);  // before giving up: neighbours become one
+  const bool found = !yields() && (take_free(size, 2 * size, index) || fill_hole(size, 2 * size, index, error) || grow(size, index, error) ||
+                     (scan(), take_free(size, 2 * size, index)) || join(size, index, error));  // before giving up: neighbours become one
   if (!found) {
     PoolExhausted report{bytes, 0, std::min(budget_->header().budget_limit, own_->file_bytes() - own_->pool_offset()), error, {}};
     const uint64_t used = budget_->header().budget_used.load(std::memory_order_relaxed);
@@ -204,7 +234,6 @@ uint32_t Pool::acquire_locked(uint64_t bytes) {
     report.holders = holders();
     throw report;
   }
-  short_since_ = 0;
   Entry& entry = records_[index];
   entry.state = State::filling;
   entry.route = kNoRoute;
@@ -230,6 +259,7 @@ void Pool::publish(uint32_t index, const HolderSet& holders, uint32_t route, uin
   Entry& entry = records_[index];
   entry.route = route;
   entry.number = number;
+  short_ = {};
   if (entry.state == State::published) {  // lent: this process holds it too, so the count cannot reach nothing meanwhile
     block.count.fetch_add(holders.count, std::memory_order_relaxed);
     for (uint32_t w = 0; w < kHolderWords; ++w) block.holders[w].fetch_or(holders.words[w], std::memory_order_relaxed);
@@ -250,7 +280,7 @@ Lease* Pool::lend(uint64_t bytes, unsigned char*& data) {
   for (uint32_t w = 0; w < kHolderWords; ++w) block.holders[w].store(self.words[w], std::memory_order_relaxed);
   records_[index].state = State::published;
   data = own_->at(records_[index].offset);
-  lent_[data] = index;
+  lent_[data] = {index, bytes};
   return new Lease(own_, index, graph_->process());
 }
 
@@ -259,91 +289,18 @@ bool Pool::claim_lent(const void* data, uint64_t bytes, uint32_t& index) {
   if (lent_.empty()) return false;
   const auto found = lent_.find(data);
   if (found == lent_.end()) return false;
-  index = found->second;
+  if (found->second.second != bytes) return false;  // a part of it is copied: the whole may come yet
+  index = found->second.first;
   lent_.erase(found);
   const Entry& entry = records_[index];
   const uint64_t self = 1ull << (graph_->process() % 64);
   const bool held = (own_->block(index).holders[graph_->process() / 64].load(std::memory_order_acquire) & self) != 0;
-  return held && entry.state == State::published && entry.route == kNoRoute && own_->at(entry.offset) == data && bytes <= entry.bytes;
+  return held && entry.state == State::published && entry.route == kNoRoute && own_->at(entry.offset) == data;
 }
 
-void Pool::unclaim(uint32_t index) {
+void Pool::unclaim(uint32_t index, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  lent_[own_->at(records_[index].offset)] = index;
-}
-
-bool Pool::on_its_way(uint32_t index, ProcessSet& waits_for) const {
-  const Entry& entry = records_[index];
-  bool any = false;
-  if (entry.route == kNoRoute) return false;
-  const Route& route = routes_[entry.route];
-  for (size_t r = 0; r < route.readers.size(); ++r) {
-    const uint32_t process = route.readers[r];
-    if ((own_->block(index).holders[process / 64].load(std::memory_order_relaxed) >> (process % 64) & 1) == 0) continue;
-    // Not taken yet; or in the hands of a loop that has not finished this execution (a channel has one message per execution).
-    if (route.taken[r].value.load(std::memory_order_relaxed) > entry.number &&
-        (process == kDriver || graph_->board().iteration_of(process) > entry.number))
-      continue;
-    add_to(waits_for, process);
-    any = true;
-  }
-  return any;
-}
-
-Shortage Pool::shortage(uint64_t wanted, uint64_t began, ProcessSet& waits_for, uint64_t& changes) {
-  const std::lock_guard lock(mutex_);
-  waits_for = {};
-  changes = 0;
-  const uint64_t limit = std::min(budget_->header().budget_limit, own_->file_bytes() - own_->pool_offset());
-  if (block_size(wanted) > limit) return Shortage::too_large;
-  bool moving = false;
-  for (uint32_t i = 0; i < records_.size(); ++i)
-    if (records_[i].state == State::published) moving |= on_its_way(i, waits_for);
-  if (moving) {
-    graph_->board().set_waiting(Activity::memory, 0, waits_for, began);
-    return graph_->board().can_move(graph_->process(), changes) ? Shortage::passing : Shortage::circular;
-  }
-  const bool others = budget_->header().budget_used.load(std::memory_order_relaxed) > committed_;
-  if (short_since_ != 0 && others && now_ns() - short_since_ < kOthersTrimNs) return Shortage::passing;
-  return Shortage::pinned;
-}
-
-void Pool::trim_if_wanted() {
-  const int64_t wanted = static_cast<int64_t>(budget_->header().budget_wanted_ns.load(std::memory_order_relaxed));
-  if (wanted == 0 || now_ns() - wanted > 2 * kOthersTrimNs) return;
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || short_since_ != 0) return;
-  collect();
-  scan();
-  // Only what lies at the end can go: the pool is committed from its beginning on.
-  std::vector<uint32_t> order;
-  for (uint32_t i = 0; i < records_.size(); ++i)
-    if (records_[i].state == State::free) order.push_back(i);
-  std::sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) { return records_[a].offset > records_[b].offset; });
-  for (uint32_t index : order) {
-    if (records_[index].offset + records_[index].bytes != own_->pool_offset() + cursor_) break;
-    cursor_ = records_[index].offset - own_->pool_offset();
-    records_[index].state = State::retired;
-    retired_.push_back(index);
-  }
-  list_free();
-  const uint64_t keep = align_up(cursor_, 4096);
-  if (keep >= committed_) return;
-  if (fallocate(own_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(own_->pool_offset() + keep),
-                static_cast<off_t>(committed_ - keep)) != 0)
-    return;
-  budget_->header().budget_used.fetch_sub(committed_ - keep, std::memory_order_relaxed);
-  committed_ = keep;
-  own_->header().pool_committed.store(committed_, std::memory_order_relaxed);
-}
-
-std::vector<std::pair<uint32_t, uint64_t>> Pool::holders() {
-  std::map<uint32_t, uint64_t> holders;
-  for (uint32_t i = 0; i < records_.size(); ++i)
-    for (uint32_t w = 0; w < kHolderWords; ++w)
-      for (uint64_t bits = own_->block(i).holders[w].load(std::memory_order_relaxed); bits != 0; bits &= bits - 1)
-        holders[64 * w + static_cast<uint32_t>(std::countr_zero(bits))] += records_[i].bytes;
-  return {holders.begin(), holders.end()};
+  lent_[own_->at(records_[index].offset)] = {index, bytes};
 }
 
 uint64_t Pool::in_use() {

@@ -4,7 +4,9 @@
 // holds it). So a reader that goes mad can at worst free a block early, never make the owner follow a wild offset.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -49,6 +51,13 @@ struct PoolExhausted {
   std::vector<std::pair<uint32_t, uint64_t>> holders;  // process, bytes it holds in this pool
 };
 
+inline constexpr uint64_t kSmallestBlock = 4096;
+// Four sizes per power of two: at most a fifth of a block is unused, and few sizes mean much reuse.
+inline uint64_t block_size(uint64_t bytes) {
+  if (bytes <= kSmallestBlock) return kSmallestBlock;
+  return align_up(bytes, std::max(kSmallestBlock, std::bit_floor(bytes - 1) / 4));
+}
+
 // Why no block can be had.
 enum class Shortage : uint32_t {
   passing = 0,    // messages on their way hold blocks, or others have been asked to return memory: wait
@@ -60,6 +69,8 @@ enum class Shortage : uint32_t {
 // Where messages of one channel go: who takes them, and how far each has come.
 struct Route {
   const Cursor* taken;
+  const std::atomic<uint64_t>* published;
+  uint32_t channel;
   std::vector<uint32_t> readers;
 };
 
@@ -84,21 +95,24 @@ class Pool {
   // Before the ring's cursor moves; `number` of the message on its route.
   void publish(uint32_t index, const HolderSet& holders, uint32_t route, uint64_t number);
   uint32_t add_route(Route route);
-  // Says why acquire found nothing, and on the board (since tick `began`) who has to move for that to change. `changes` differs from look to look while they move.
-  Shortage shortage(uint64_t wanted, uint64_t began, ProcessSet& waits_for, uint64_t& changes);
-  // Gives memory back to the budget if some process has lately found it used up: what lies free at the end of the pool.
+  // Says why acquire found nothing, and on the board (since tick `began`) who has to move for that to change.
+  // With patience it is hopeless (anything but passing) only once it has looked so for a while; a wait may consist of many short ones.
+  Shortage shortage(uint64_t wanted, uint64_t began, bool patient);
+  // Gives the memory of free blocks back to the budget if some other process has lately found it used up. Any thread, without the GIL.
   void trim_if_wanted();
+  // Gives the memory of free blocks back to the system: the graph has ended.
+  void trim();
 
   // Memory handed to the user to be filled in place: a block held by this process until the last view of it dies.
   Lease* lend(uint64_t bytes, unsigned char*& data);
   // The block lent at `data` if it has not been sent yet; it counts as sent from now on.
   bool claim_lent(const void* data, uint64_t bytes, uint32_t& index);
-  void unclaim(uint32_t index);  // it was not sent after all
+  void unclaim(uint32_t index, uint64_t bytes);  // it was not sent after all
   unsigned char* bytes(uint32_t index) const { return own_->at(records_[index].offset); }  // not the shared copy: a reader could have changed it
   uint32_t generation(uint32_t index) const { return own_->block(index).generation.load(std::memory_order_relaxed); }
 
   std::vector<std::pair<uint32_t, uint64_t>> holders();  // process, bytes of blocks it holds
-  uint64_t committed() const { return committed_; }
+  uint64_t committed() const { return memory_; }
   uint64_t in_use();  // bytes of blocks that are not free, after collecting what readers released
 
  private:
@@ -106,6 +120,7 @@ class Pool {
   struct Entry {
     uint64_t offset, bytes;
     State state;
+    bool hole;       // of a free block: it has no memory behind it
     uint32_t route;  // of a published block: kNoRoute until it is sent
     uint64_t number;
   };
@@ -115,6 +130,8 @@ class Pool {
   void collect();                        // takes what readers pushed on the free stack
   void scan();                           // looks at every block: what a reader that died between two stores left behind
   bool take_free(uint64_t bytes, uint64_t at_most, uint32_t& index);
+  bool fill_hole(uint64_t bytes, uint64_t at_most, uint32_t& index, int& error);
+  void count_committed(int64_t change);
   bool grow(uint64_t bytes, uint32_t& index, int& error);
   bool new_number(uint32_t& index, int& error);  // a record to fill in
   // A block of `bytes` from free neighbours, or from a larger free one: the pool is full, and what is free lies in the wrong sizes.
@@ -122,6 +139,9 @@ class Pool {
   void list_free();  // writes free_ anew from the records
   void resize(uint32_t index, uint64_t offset, uint64_t bytes);
   bool commit(uint64_t needed, int& error);
+  bool reserve(uint64_t bytes);  // of the budget
+  bool back(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);  // takes memory for a range, `reserved` of it new to the budget
+  void trim_locked();
   void make_free(uint32_t index);
 
   std::shared_ptr<const Neighbourhood> graph_;
@@ -129,12 +149,24 @@ class Pool {
   std::vector<MemoryLimit> limits_;
   std::mutex mutex_;
   std::vector<Route> routes_;
-  std::unordered_map<const void*, uint32_t> lent_;  // not yet sent
-  int64_t short_since_ = 0;                         // when the budget was first found used up, 0: it is not
+  std::unordered_map<const void*, std::pair<uint32_t, uint64_t>> lent_;  // not yet sent: block and bytes asked for
+  struct {
+    Shortage kind = Shortage::passing;  // as it looks
+    int64_t first_ns = 0;               // 0: no shortage
+    int64_t since_ns = 0, last_ns = 0;  // since when it has looked so; the last look
+    uint64_t changes = 0;
+  } short_;
+  // The driver takes no memory for further input while an actor lacks some for a result: else inputs, which are many and come first, would
+  // take each block that a finished execution leaves.
+  bool yields() const;
+  Shortage look(uint64_t wanted, uint64_t began, int64_t waited_ns, uint64_t& changes);
   std::vector<Entry> records_;
   std::vector<uint32_t> retired_;
-  std::map<uint64_t, std::vector<uint32_t>> free_;  // by block size; last in, first out
-  uint64_t cursor_ = 0, committed_ = 0, free_bytes_ = 0;
+  std::map<uint64_t, std::vector<uint32_t>> free_, holes_;  // by block size; last in, first out
+  uint64_t cursor_ = 0;     // cut into blocks so far
+  uint64_t committed_ = 0;  // the beginning of the pool up to here has been given memory once; holes may have lost theirs
+  uint64_t memory_ = 0;     // bytes that have memory now
+  uint64_t free_bytes_ = 0; // in free blocks that have memory
 };
 
 // Clears `process`'s bit on a block; whoever clears the last bit pushes the block on its owner's free stack. Idempotent.

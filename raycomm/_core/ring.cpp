@@ -18,7 +18,7 @@ RingWriter::RingWriter(const Neighbourhood& graph, uint32_t channel, const std::
     holders_.add(process);
     readers_.push_back(graph.peer(process));
   }
-  route_ = pool.add_route({taken_, readers});
+  route_ = pool.add_route({taken_, &ring_->published.value, channel, readers});
 }
 
 void RingWriter::add_laggards(ProcessSet& processes) const {
@@ -84,7 +84,7 @@ void RingWriter::stage(const Outgoing& message, Pool& pool, Staged& staged) cons
       if (buffer.bytes < kBlockThreshold) {
         small += align_up(buffer.bytes, 8);
       } else if (pool.claim_lent(buffer.data, buffer.bytes, entry.block_index)) {
-        staged.lent.push_back(entry.block_index);
+        staged.lent.emplace_back(entry.block_index, buffer.bytes);
         entry.block_generation = pool.generation(entry.block_index);
         std::memcpy(base + table + i * sizeof entry, &entry, sizeof entry);
         continue;
@@ -106,7 +106,7 @@ void RingWriter::stage(const Outgoing& message, Pool& pool, Staged& staged) cons
 
 void RingWriter::abandon(Staged& staged, Pool& pool) const {
   for (uint32_t block : staged.blocks) pool.give_back(block);
-  for (uint32_t block : staged.lent) pool.unclaim(block);
+  for (const auto& [block, bytes] : staged.lent) pool.unclaim(block, bytes);
   staged.blocks.clear();
   staged.lent.clear();
 }
@@ -114,7 +114,7 @@ void RingWriter::abandon(Staged& staged, Pool& pool) const {
 void RingWriter::commit(const Staged& staged, Pool& pool) {
   const uint64_t next = published();
   for (uint32_t block : staged.blocks) pool.publish(block, holders_, route_, next);
-  for (uint32_t block : staged.lent) pool.publish(block, holders_, route_, next);
+  for (const auto& [block, bytes] : staged.lent) pool.publish(block, holders_, route_, next);
   Published& line = ring_->published;
   line.bytes.store(counted_.bytes += staged.bytes, std::memory_order_relaxed);
   if (!staged.blocks.empty() || !staged.lent.empty()) line.in_blocks.store(++counted_.in_blocks, std::memory_order_relaxed);

@@ -45,7 +45,8 @@ class RingWriter {
   // A message laid out in slot and blocks but not yet visible; either publish() or abandon().
   struct Staged {
     SlotHeader header{};
-    std::vector<uint32_t> blocks, lent;  // lent: memory the user filled in place, not copied
+    std::vector<uint32_t> blocks;
+    std::vector<std::pair<uint32_t, uint64_t>> lent;  // memory the user filled in place, not copied: block, bytes
     size_t bytes = 0;                    // of the message
     uint32_t pickles = 0;
     struct Copy {

@@ -54,8 +54,9 @@ bool Reader::fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int
   static PyObject* const value_name = PyUnicode_InternFromString("_value");
   const uint64_t began = ticks();
   const bool was_ready = ring_.ready();
-  if (!wait_ready(deadline, began)) return false;
+  const bool came = wait_ready(deadline, began);
   if (!was_ready) graph_->board().set(Activity::idle, 0, ticks());
+  if (!came) return false;
   ring_.open(message_);
   PyObject* key = PyLong_FromUnsignedLongLong(ring_.taken());
   if (!key) return false;
@@ -66,7 +67,7 @@ bool Reader::fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int
     return true;
   }
   PyObject* value = decoder_.decode(message_, ring_);
-  if (!value && !PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+  if (!value && PyErr_ExceptionMatches(PyExc_Exception)) {
     // Whoever asks for this execution gets the error; the ones behind it are not in its way.
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);

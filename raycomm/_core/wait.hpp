@@ -12,7 +12,9 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -49,6 +51,21 @@ inline void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// A full pipe has been noticed already. One whose reader has died raises SIGPIPE; Python ignores that from its start, but a program may not.
+inline void wake_event_loop(int waker) {
+  if (waker < 0) return;
+  sigset_t pipe, before;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  const char one = 1;
+  if (::write(waker, &one, 1) < 0 && errno == EPIPE && !sigismember(&before, SIGPIPE)) {
+    const timespec at_once{};
+    sigtimedwait(&pipe, nullptr, &at_once);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 // To call after a seq_cst store that a sleeper on this doorbell may be waiting for. `waker`: descriptor of a pipe that wakes the event loops
 // of the bell's owner, or -1. An armed event loop counts as a sleeper, so that nothing more is looked at while nobody waits.
 inline void ring_bell(Doorbell& bell, int waker = -1) {
@@ -57,9 +74,7 @@ inline void ring_bell(Doorbell& bell, int waker = -1) {
   futex_wake_all(bell.counter);
   if (bell.armed.exchange(0, std::memory_order_seq_cst) != 0) {
     bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    // A full pipe has been noticed already. A pipe without a reader raises SIGPIPE, which Python ignores from its start.
-    const char one = 1;
-    if (waker >= 0) [[maybe_unused]] const ssize_t written = ::write(waker, &one, 1);
+    wake_event_loop(waker);
   }
 }
 

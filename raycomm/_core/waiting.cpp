@@ -38,25 +38,13 @@ int64_t deadline_after(double seconds) {
   return seconds > 1e9 ? kNoDeadline : now_ns() + static_cast<int64_t>(std::ceil(seconds * 1e9));
 }
 
-namespace {
-// How long a shortage must look hopeless before it is called so. Pinned: not at once, a loop lets go of what it was given a moment after its
-// result can be seen. Circular: nobody in the circle may have moved meanwhile.
-constexpr int64_t kPinnedNs = 100'000'000;
-constexpr int64_t kCircularNs = 400'000'000;
-}  // namespace
+MemoryWait::~MemoryWait() { graph_.board().resume(ticks()); }
 
 bool MemoryWait::judge(const PoolExhausted& report, int64_t deadline) {
-  const int64_t now = now_ns();
-  uint64_t changes = 0;
-  ProcessSet waits_for{};
-  const Shortage shortage = pool_.shortage(report.wanted, began_, waits_for, changes);
-  const bool hopeless = shortage != Shortage::passing;
-  if (!hopeless || hopeless_since_ == 0 || (shortage == Shortage::circular && changes != changes_)) hopeless_since_ = hopeless ? now : 0;
-  changes_ = changes;
+  const Shortage shortage = pool_.shortage(report.wanted, began_, deadline != 0);
   if (const uint64_t closed = graph_.closed(); closed != 0) return raise_closed(closed), false;
-  const int64_t patience = shortage == Shortage::too_large ? 0 : shortage == Shortage::circular ? kCircularNs : kPinnedNs;
-  if (hopeless && (now - hopeless_since_ >= patience || deadline == 0)) return raise_pool_full(report, shortage), false;
-  if (now >= deadline) return PyErr_SetNone(g_timed_out), false;
+  if (shortage != Shortage::passing) return raise_pool_full(report, shortage), false;
+  if (now_ns() >= deadline) return PyErr_SetNone(g_timed_out), false;
   return true;
 }
 

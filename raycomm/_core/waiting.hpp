@@ -44,8 +44,9 @@ Waited wait_in_slices(const Neighbourhood& graph, RecentWaits& recent, int64_t d
         wake = wait_until(done, graph.own().header().doorbell, graph.policy, recent, deadline);
         if (wake == Wake::slice_ended) {
           graph.look_for_dead();
-          if (const std::shared_ptr<Pool> pool = graph.pool.lock()) pool->trim_if_wanted();
         }
+        if (wake != Wake::ready)
+          if (const std::shared_ptr<Pool> pool = graph.pool.lock()) pool->trim_if_wanted();
       } while (wake == Wake::slice_ended && !handles_signals);
     }
     if (wake == Wake::ready) return Waited::done;
@@ -60,6 +61,8 @@ Waited wait_in_slices(const Neighbourhood& graph, RecentWaits& recent, int64_t d
 class MemoryWait {
  public:
   MemoryWait(const Neighbourhood& graph, Pool& pool) : graph_(graph), pool_(pool), began_(ticks()) {}
+  MemoryWait(const MemoryWait&) = delete;
+  ~MemoryWait();  // nobody sees a wait that is over
   // One step: true, try again; false, a Python error is set (PoolFull, TimedOut, Closed, or a signal's). `interrupted()` ends the step early.
   template <class Interrupted>
   bool step(const PoolExhausted& report, int64_t deadline, const Interrupted& interrupted) {
@@ -79,9 +82,7 @@ class MemoryWait {
   bool judge(const PoolExhausted& report, int64_t deadline);
   const Neighbourhood& graph_;
   Pool& pool_;
-  uint64_t began_;                // ticks
-  int64_t hopeless_since_ = 0;    // since when the shortage looks as if it will not pass; 0: it may
-  uint64_t changes_ = 0;
+  uint64_t began_;  // ticks
 };
 
 // One thread at a time and only in the process that made it; anything else is a clear error, not corruption.

@@ -138,7 +138,7 @@ void watch(const Neighbourhood& graph, const std::atomic<bool>& over) {
   while (!over.load()) {
     for (uint32_t process = 0; process <= kReaders; ++process) {
       uint64_t changes;
-      graph.board().can_move(process, changes);
+      graph.board().can_move(process, {}, changes);
     }
     for (const Operation& operation : recent_operations(graph.own()))
       if (operation.kind != Activity::writing || operation.subject != 7 || operation.start != operation.end || operation.bytes < 8)
@@ -176,9 +176,7 @@ void write_messages(const Neighbourhood& graph, RingWriter& ring, Pool& pool, Sh
         if (report.system_error != 0) fail("fallocate", static_cast<uint64_t>(report.system_error));
         if (!staged.blocks.empty()) fail("a refused message holds blocks");
         if (graph.closed() != 0) return;
-        ProcessSet waits_for{};
-        uint64_t changes;
-        pool.shortage(report.wanted, ticks(), waits_for, changes);
+        pool.shortage(report.wanted, ticks(), true);
         if (!shelf.release_one(random)) {
           const auto released = [&] { return graph.own().header().free_stack.load(std::memory_order_seq_cst) != 0 || graph.closed() != 0; };
           wait_until(released, graph.own().header().doorbell, graph.policy, recent, now_ns() + 1'000'000);

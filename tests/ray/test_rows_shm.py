@@ -362,7 +362,6 @@ def test_slots_are_part_of_the_memory_limit(workers: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("limit", [16, 32])
-@pytest.mark.xfail(strict=True, raises=(AssertionError, SharedMemoryError), reason="a pool gives back only what lies at its end")
 def test_a_burst_of_inputs_leaves_memory_for_the_results(workers: list[Any], limit: int) -> None:
     """Ten inputs of 3 MiB before the first get. Results may fail while inputs take all there is, but each input that was used
     up leaves room; and when nothing is left on its way, all of the memory is there again.
@@ -391,9 +390,6 @@ def test_a_burst_of_inputs_leaves_memory_for_the_results(workers: list[Any], lim
         assert right >= 5
 
 
-@pytest.mark.xfail(
-    strict=True, raises=raycomm.ChannelTimeoutError, reason="the first block taken starts the wait for the second anew"
-)
 def test_a_result_of_two_blocks_of_which_one_has_room(workers: list[Any]) -> None:
     """It fails as a result of one block does; it does not wait without end for what nobody will let go."""
     with raycomm.compile(chain(workers[0].echo), shm_limit_bytes=5 * MIB, name="two") as graph:
