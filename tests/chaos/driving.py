@@ -22,9 +22,9 @@ from raycomm import (
     SerializationError,
     SharedMemoryError,
 )
-from tests.chaos.graphs import Call, Input, Spec
+from tests.chaos.graphs import Call, Input, Spec, inputs_of
 from tests.chaos.reference import Failed, evaluate
-from tests.chaos.values import digest, draw, draw_unsendable, same, scribble
+from tests.chaos.values import digest, draw_unsendable, same, scribble
 from tests.chaos.watching import HANG_S, Watchdog
 
 _HELD = 12
@@ -64,14 +64,6 @@ class Expected:
             self.ended_at = self.ended_at or time.monotonic()
             return True
         return isinstance(error, tuple(self.others)) or any(mark in str(error) for mark in self.marks)
-
-
-def inputs_of(spec: Spec, seed: int) -> tuple[list[Any], dict[str, Any]]:
-    """What execution `seed` is given."""
-    rng = random.Random(seed)
-    values = {key: draw(rng, spec.largest) for key in spec.inputs}
-    args = [value for key, value in values.items() if not isinstance(key, str)]
-    return args, {key: value for key, value in values.items() if isinstance(key, str)}
 
 
 class Driver:

@@ -8,7 +8,7 @@ from typing import Any
 
 import raycomm
 from tests.chaos.methods import PASSING
-from tests.chaos.values import LARGEST, draw_constant
+from tests.chaos.values import LARGEST, draw, draw_constant
 
 _WEIGHT = 6  # values a value may be made of
 _KINDS = ("bytes", "array", "tensor")
@@ -300,7 +300,7 @@ class Draw:
             options["submit_timeout"] = 0.01
         if rng.random() < 0.1:
             options["share_tensors"] = True
-        if rng.random() < 0.1 and not any(map(self._asynchronous, self.spec.actors)):
+        if rng.random() < 0.0 and not any(map(self._asynchronous, self.spec.actors)):
             options["loop_thread"] = "actor"
         # A channel from the driver needs as many slots as executions may be under way; only results have options here.
         self.spec.options = options
@@ -308,6 +308,14 @@ class Draw:
 
 def _operands(step: Call | Exchange) -> list[Operand]:
     return [*step.args, *step.kwargs.values()] if isinstance(step, Call) else [result for _, result in step.ranks]
+
+
+def inputs_of(spec: Spec, seed: int) -> tuple[list[Any], dict[str, Any]]:
+    """What execution `seed` is given."""
+    rng = random.Random(seed)
+    values = {key: draw(rng, spec.largest) for key in spec.inputs}
+    args = [value for key, value in values.items() if not isinstance(key, str)]
+    return args, {key: value for key, value in values.items() if isinstance(key, str)}
 
 
 def bind(spec: Spec, handles: list[Any]) -> Any:
