@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import os
 import signal
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -31,7 +32,7 @@ class ChaosBody(Methods):
 
     def __init__(self, stacks: str) -> None:
         self._kept: deque[tuple[Any, int]] = deque(maxlen=KEPT)
-        self._buffer = np.empty(0, np.uint8)
+        self._local = threading.local()  # buffers by size, of each loop
         self._stacks = open(stacks, "w")  # noqa: SIM115 (faulthandler writes to it for as long as the process lives)
         faulthandler.register(signal.SIGUSR2, self._stacks)
 
@@ -40,10 +41,10 @@ class ChaosBody(Methods):
 
     def reuse(self, x: Any, size: int) -> Any:
         """Returns the same memory every time, filled anew."""
-        if len(self._buffer) != size:
-            self._buffer = np.empty(size, np.uint8)
-        self._buffer[...] = bulk(digest(x), size, "array")
-        return self._buffer
+        buffers = vars(self._local)
+        buffer = buffers.setdefault(size, np.empty(size, np.uint8))
+        buffer[...] = bulk(digest(x), size, "array")
+        return buffer
 
     def lend(self, x: Any, size: int) -> Any:
         """In shared memory from the start."""

@@ -189,6 +189,9 @@ class Driver:
     def _fetch(self, ref: Any, rng: random.Random, relieve: Any) -> Any:
         """The value, or the exception that was raised."""
         limit = rng.choice((None, None, None, None, None, 0, 0.0005, 20))
+        if rng.random() < 0.02:
+            with self._watchdog.guard("status and stats", "status and stats"):
+                str(self.graph.status()), str(self.graph.stats())
         end = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -238,7 +241,7 @@ class Driver:
             wanted = evaluate(self.spec, *inputs_of(self.spec, seed))[place]
             if not isinstance(wanted, Failed) and same(wanted, outcome):
                 return f"it is that of execution {number} of {len(self._seeds)}, with seed {seed}"
-        return "it is that of no other execution"
+        return f"it is that of no other execution; the input is {inputs_of(self.spec, self._seeds[-1])}"
 
     def check_held(self) -> None:
         """What was held must not have changed; then it is let go."""

@@ -162,7 +162,9 @@ class Draw:
             kwargs = {"label": Const(f"label{rng.getrandbits(4)}")}
         elif method in ("grow", "lend", "reuse"):
             args = [args[0], Const(rng.choice((0, 10, 1023, 1025, 32767, 32768, 40000, 1 << 20)) % (self.spec.largest * 4))]
-            if method == "grow":
+            if method == "reuse":  # memory of its own for each call: those of one actor may be read after each other
+                args = [args[0], Const(args[1].value + len(self.spec.steps))]  # type: ignore[union-attr]
+            elif method == "grow":
                 kwargs = {"kind": Const(rng.choice(_KINDS))}
         elif method == "split":
             returns = rng.randint(2, 4)
