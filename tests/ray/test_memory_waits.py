@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import raycomm
-from raycomm import ChannelTimeoutError, InputNode, MultiOutputNode, SharedMemoryError, bind
+from raycomm import CapacityExceededError, ChannelTimeoutError, InputNode, MultiOutputNode, SharedMemoryError, bind
 from raycomm.observe.board import State
 from tests.ray.workers import PATIENCE_S, Gate, start, until
 
@@ -64,7 +64,6 @@ def test_inputs_on_their_way_are_waited_for(workers: list[Any], gate: Gate) -> N
         threading.Thread(target=lambda: (until(lambda: _state(graph, 0) is State.MEMORY, "it waits"), gate.open())).start()
         refs += [graph.execute(ones(3), timeout=PATIENCE_S) for _ in range(4)]
         assert ray.get(refs) == [3 * _MIB] * 6
-        assert graph.stats().edges[0].waits >= 1
         assert graph.stats().budget_used <= 8 * _MIB
         right_again(graph, ones(3), value=3 * _MIB)
 
@@ -200,7 +199,7 @@ def test_an_execution_that_needs_more_than_the_limit(workers: list[Any]) -> None
 
 @pytest.mark.xfail(
     strict=True,
-    reason="a driver parked in get stamps its row in every slice, which counts as movement, so no circle is seen",
+    reason="get of one of several outputs looks around every fifth of a second; its stamp on the board counts as movement",
 )
 def test_a_circle_is_seen_while_the_driver_waits(workers: list[Any]) -> None:
     with raycomm.compile(twice(workers, total_first=True), shm_limit_bytes=8 * _MIB) as graph:
@@ -209,16 +208,33 @@ def test_a_circle_is_seen_while_the_driver_waits(workers: list[Any]) -> None:
             second.get(5)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="inputs of later executions take the memory that the result of the oldest one needs",
-)
 def test_later_inputs_do_not_starve_the_oldest_execution(workers: list[Any]) -> None:
     """Each execution needs 4 of 16 MiB."""
     with raycomm.compile(chain(workers[0].echo), shm_limit_bytes=16 * _MIB) as graph:
         refs = [graph.execute(np.full(2 * _MIB, 0, np.uint8)) for _ in range(8)]
         while refs:
             assert refs.pop(0).get(PATIENCE_S).nbytes == 2 * _MIB
+
+
+@pytest.mark.parametrize("wait", ["get", "await"])
+def test_results_of_another_output_that_cannot_be_moved_aside(workers: list[Any], wait: str) -> None:
+    """They hold the memory without which the awaited output does not come, and are more than may be kept."""
+
+    async def await_it(ref: Any) -> Any:
+        return await ref
+
+    with InputNode() as x:
+        node = MultiOutputNode([bind(workers[0].zeros, x), bind(workers[0].echo, x)])
+    with raycomm.compile(node, shm_limit_bytes=8 * _MIB, max_buffered_results=1) as graph:
+        rows = [graph.execute(2 * _MIB) for _ in range(8)]
+        begin = time.monotonic()
+        with pytest.raises(CapacityExceededError, match="max_buffered_results"):
+            _ = asyncio.run(await_it(rows[7][1])) if wait == "await" else rows[7][1].get(PATIENCE_S)
+        assert time.monotonic() - begin < _PROMPTLY_S
+        while rows:
+            big, small = rows.pop(0)
+            assert (big.get(PATIENCE_S).nbytes, small.get(PATIENCE_S)) == (2 * _MIB, 2 * _MIB)
+            del big, small
 
 
 def test_two_actors_compete_for_the_budget(workers: list[Any]) -> None:
