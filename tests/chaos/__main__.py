@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import psutil
 import ray
+import ray._private.worker
 import torch
-from ray._private.ray_logging import global_worker_stdstream_dispatcher
 from rich.console import Console
 from rich.table import Table
 
@@ -50,8 +50,8 @@ class Run:
         self.samples: dict[str, list[float]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="raycomm-chaos-"))
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        # Ray prints a paragraph for each process that is killed, here several a minute, whatever log_to_driver says.
-        global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+        # Ray prints a paragraph for each process that is killed, here many a minute, whatever log_to_driver says.
+        vars(ray._private.worker)["print_to_stdstream"] = lambda *_, **__: None
         torch.ones(1 << 20).add(1).sum()  # starts the threads that torch keeps
         self.crew = Crew(crew, self._directory)
         self._scene = "before the first graph"

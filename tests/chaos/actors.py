@@ -54,7 +54,7 @@ class ChaosBody(Methods):
 
     def keep(self, x: Any) -> str:
         """Keeps the last few values, which must not change meanwhile."""
-        for index, (value, number) in enumerate(self._kept):
+        for index, (value, number) in enumerate(list(self._kept)):  # loops of several graphs may run here
             if digest(value) != number:
                 raise AssertionError(f"a kept value has changed, {len(self._kept) - index} executions later: {value!r:.200}")
         number = digest(x)

@@ -302,7 +302,7 @@ class Draw:
             options["submit_timeout"] = 0.01
         if rng.random() < 0.1:
             options["share_tensors"] = True
-        if rng.random() < 0.0 and not any(map(self._asynchronous, self.spec.actors)):
+        if rng.random() < 0.1 and not any(map(self._asynchronous, self.spec.actors)):
             options["loop_thread"] = "actor"
         # A channel from the driver needs as many slots as executions may be under way; only results have options here.
         self.spec.options = options
