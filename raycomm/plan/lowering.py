@@ -152,8 +152,8 @@ def _actor_plan(
             args = tuple(_argument(operand, registers.of) for operand in node.args)
             kwargs = tuple((name, _argument(operand, registers.of)) for name, operand in node.kwargs)
             # What it is given it also waits for; only the rest is worth a word.
-            only = [value for value in used if value in node.after and value not in node.given]
-            awaited = tuple(registers.of[value] for value in only)
+            only = {*node.after}.difference(node.given)
+            awaited = tuple(registers.of[value] for value in used if value in only)
             actions.append(Compute(node.id, node.method, args, kwargs, outputs, awaited))
         else:
             whole = graph.collectives[node.collective]
