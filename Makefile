@@ -7,8 +7,9 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CORE := $(wildcard raycomm/_core/*)
 SOAK ?= --executions 1000000
+CHAOS ?= --seconds 600
 
-.PHONY: bench bench-check test lint unit slow sanitize cross wheel soak clean
+.PHONY: bench bench-check test lint unit slow sanitize cross wheel soak chaos clean
 
 bench: $(VENV)/built
 	$(PY) -m microbench.accelerated_dag_gpu --json bench.json
@@ -30,6 +31,7 @@ unit: $(VENV)/built
 slow: $(VENV)/built sanitize cross wheel
 	$(PY) -m pytest -m slow
 	$(PY) -m tests.soak --executions 20000 --seconds 120
+	$(PY) -m tests.chaos --seconds 45
 
 sanitize: $(VENV)/built
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash tests/native/run.sh
@@ -43,6 +45,10 @@ wheel: $(VENV)/built
 
 soak: $(VENV)/built
 	$(PY) -m tests.soak $(SOAK)
+
+# For the run of a printed seed again: make chaos CHAOS="--seed N --first G --graphs 1"
+chaos: $(VENV)/built
+	$(PY) -m tests.chaos $(CHAOS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _ABSENT: Final = 0
 _ITSELF: Final = 1
 _STAND_IN: Final = 2
+_BY_CANCEL: Final = "ref.cancel()"
+_CANCELLED: Final = f"{ExecutionCancelledError.__module__}.{ExecutionCancelledError.__qualname__}"
 _TYPES: Final = [str, str, str, str, int, int, bytes]
 
 
@@ -64,6 +66,12 @@ class Failure:
             text = f"(the traceback cannot be formatted: {type(error).__name__})\n"
         _forget_frames(exception)
         return cls(exception, fallback.type_name(exception), _message(exception), text, origin, execution)
+
+    @property
+    def is_cancellation(self) -> bool:
+        """Whether the caller cancelled the execution before any actor began it. A method that raises the same error is none."""
+        # Not by the exception: where there was no room for all of the report, it arrives without.
+        return self.origin == _BY_CANCEL and self.type_name == _CANCELLED
 
 
 def _forget_frames(exception: BaseException) -> None:
@@ -133,7 +141,7 @@ def undecodable(error: BaseException, execution: int) -> Failure:
 def cancelled(execution: int) -> Failure:
     """The failure of an execution that its caller cancelled before any actor began it; no method runs for it."""
     error = ExecutionCancelledError(f"execution {execution} was cancelled before it began", execution=execution)
-    return Failure.capture(error, "ref.cancel()", execution)
+    return Failure.capture(error, _BY_CANCEL, execution)
 
 
 def _encode_exception(exception: BaseException | None, message: str) -> tuple[int, bytes, list[memoryview]]:

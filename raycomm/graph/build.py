@@ -5,14 +5,19 @@ they were bound, then the consumers of one value in the order they were added. E
 have no cycle, and the result is the same for a graph written with raycomm's nodes and with `ray.dag`'s, which record no more. The
 calls of a collective count as one and stand next to each other: so all actors have any two collectives in one order.
 
-Every step is a loop over the component (no recursion) and linear in its nodes and edges.
+What calls only wait for (`after`) says nothing about time: it is said when both exist, in any order. So it moves calls within the
+order by time, as little as it takes, against nothing but data and the order of binding on one actor.
+
+Every step is a loop over the component (no recursion) and linear in its nodes and edges, but for one sort.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import count, pairwise
+from typing import NoReturn
 
 from raycomm.errors import DeadlockError
 from raycomm.graph import validate
@@ -83,7 +88,7 @@ def _collect(root: object, adapters: Sequence[Adapter]) -> Component:
 
 def _upstream(view: View) -> tuple[object, ...]:
     if isinstance(view, CallView):
-        return (*view.args, *(value for _, value in view.kwargs), *view.after)
+        return (*_given(view), *view.after)
     if isinstance(view, ElementView):
         return (view.call,)
     if isinstance(view, AttributeView):
@@ -93,43 +98,67 @@ def _upstream(view: View) -> tuple[object, ...]:
     return ()
 
 
+def _given(view: CallView) -> tuple[object, ...]:
+    return (*view.args, *(value for _, value in view.kwargs))
+
+
 def _order(component: Component) -> list[CallView]:
     """The calls of the component in the order the module's docstring gives."""
     calls = [view for view in component.views() if isinstance(view, CallView)]
     place = {id(view.node): index for index, view in enumerate(calls)}
+    given = [(argument, index) for index, view in enumerate(calls) for argument in _given(view)]
+    awaited = [(argument, index) for index, view in enumerate(calls) for argument in view.after]
     units, unit_of = _units(calls)
-    successors: list[list[int]] = [[] for _ in units]
-    waiting = [0] * len(units)
 
-    def precede(first: int, then: int) -> None:
-        if unit_of[first] != unit_of[then]:
-            successors[unit_of[first]].append(unit_of[then])
-            waiting[unit_of[then]] += 1
+    def of_units(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        both = ((unit_of[first], unit_of[then]) for first, then in pairs)
+        return [(first, then) for first, then in both if first != then]
 
-    for run in _bind_runs(calls):
-        for first, then in pairwise(run):
-            precede(first, then)
+    def made_before(uses: list[tuple[object, int]]) -> list[tuple[int, int]]:
+        producers = ((component.call_of(argument), index) for argument, index in uses)
+        return of_units((place[id(call.node)], index) for call, index in producers if call is not None)
+
+    fixed = of_units(pair for run in _bind_runs(calls) for pair in pairwise(run)) + made_before(given)
+    users = {(id(argument), index) for argument, index in given}
+    recorded: list[tuple[int, int]] = []
     for view in component.views():
-        users = [place[id(consumer)] for consumer in view.consumers if id(consumer) in place]
-        for first, then in pairwise(users):
-            precede(first, then)
-    for index, view in enumerate(calls):
-        for argument in _upstream(view):
-            producer = component.call_of(argument)
-            if producer is not None:
-                precede(place[id(producer.node)], index)
+        consumers = (place[id(consumer)] for consumer in view.consumers if id(consumer) in place)
+        # A call that only waits for the value is added when it is told to, which may be long after calls that were bound later.
+        in_turn = dict.fromkeys(index for index in consumers if (id(view.node), index) in users)
+        recorded += of_units(pairwise(in_turn))
 
-    ready = deque(index for index, count in enumerate(waiting) if count == 0)
-    order: list[CallView] = []
+    labels = [calls[unit[0]].label for unit in units]
+    turn = count()
+    order = _sort(labels, fixed + recorded, lambda _: next(turn), "bind calls in an order in which each one's arguments exist")
+    if awaited:
+        rank = {unit: number for number, unit in enumerate(order)}
+        remedy = "let no call run after one that needs its value, or that is bound later on the same actor"
+        order = _sort(labels, fixed + made_before(awaited), rank.__getitem__, remedy)
+    return [calls[call] for unit in order for call in units[unit]]
+
+
+def _sort(labels: list[str], edges: list[tuple[int, int]], rank: Callable[[int], int], remedy: str) -> list[int]:
+    """The numbers of `labels`, ordered along `edges`. Of those that may come next, the one of the lowest rank does; its rank is
+    asked for once, as soon as it may come."""
+    successors: list[list[int]] = [[] for _ in labels]
+    waiting = [0] * len(labels)
+    for first, then in edges:
+        successors[first].append(then)
+        waiting[then] += 1
+    ready: list[tuple[int, int]] = []
+    for index, left in enumerate(waiting):
+        if left == 0:
+            heappush(ready, (rank(index), index))
+    order: list[int] = []
     while ready:
-        index = ready.popleft()
-        order.extend(calls[call] for call in units[index])
+        _, index = heappop(ready)
+        order.append(index)
         for then in successors[index]:
             waiting[then] -= 1
             if waiting[then] == 0:
-                ready.append(then)
-    if len(order) < len(calls):
-        _raise_cycle([calls[unit[0]].label for unit in units], successors, waiting)
+                heappush(ready, (rank(then), then))
+    if len(order) < len(labels):
+        _raise_cycle(labels, successors, waiting, remedy)
     return order
 
 
@@ -167,7 +196,7 @@ def _bind_runs(calls: list[CallView]) -> list[list[int]]:
     return [[index for _, index in sorted(run)] for run in (*by_handle.values(), *by_actor.values())]
 
 
-def _raise_cycle(labels: list[str], successors: list[list[int]], waiting: list[int]) -> None:
+def _raise_cycle(labels: list[str], successors: list[list[int]], waiting: list[int], remedy: str) -> NoReturn:
     stuck = {index for index, count in enumerate(waiting) if count > 0}
     predecessor = {then: first for first in stuck for then in successors[first] if then in stuck}
     trail: dict[int, None] = {}
@@ -177,7 +206,6 @@ def _raise_cycle(labels: list[str], successors: list[list[int]], waiting: list[i
         index = predecessor[index]
     path = list(trail)
     cycle = tuple(labels[step] for step in reversed(path[path.index(index) :]))
-    remedy = "bind calls in an order in which each one's arguments exist"
     raise DeadlockError(
         f"calls wait for each other: {' -> '.join((*cycle, cycle[0]))}; {remedy}", node=cycle[0], remedy=remedy, cycle=cycle
     )

@@ -27,7 +27,8 @@ def with_channel_options(
         node: a node that stands for a value, from raycomm or from `ray.dag`.
         inline_bytes: 64 to 1 MiB; a message up to this size travels in its slot, a larger one in a block of memory.
         slots: a power of two, 1 to 32768: how many messages the writer may run ahead of the slowest reader. Where the driver
-            writes, at least `max_inflight`, because `execute` does not wait for readers. Takes `slots` times `inline_bytes`.
+            writes or reads, at least `max_inflight`: `execute` does not wait for readers, and the driver takes results only when
+            it is asked for them. Takes `slots` times `inline_bytes`.
         share_tensors: several processes see one copy of a large tensor; promises that none of them writes to it.
         allow_pickle: False refuses a value that would have to be pickled.
 
@@ -58,7 +59,8 @@ def after(node: Any, *others: Any) -> Any:
         graph.execute()
 
     The whole input stands for the beginning of an execution and adds no argument; a part of it has to be given to `execute` as
-    any other. A call runs also where what it waits for has failed; what only others wait for has to be used or be a result too.
+    any other. A call runs also where what it waits for has failed, but not in a cancelled execution (`ref.cancel`). What only
+    others wait for has to be used or be a result too.
 
     Args:
         node: what `bind` of raycomm or of `ray.dag` gave; one of the elements, where it gave several, stands for their call.

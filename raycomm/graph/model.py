@@ -132,9 +132,14 @@ class CallNode:
     after: tuple[ValueRef, ...] = ()
 
     @property
+    def given(self) -> tuple[Operand, ...]:
+        """Positional operands, then keyword operands."""
+        return self.args + tuple(operand for _, operand in self.kwargs)
+
+    @property
     def operands(self) -> tuple[Operand, ...]:
-        """Positional operands, keyword operands, then what the call only waits for."""
-        return self.args + tuple(operand for _, operand in self.kwargs) + self.after
+        """What the call is given, then what it only waits for."""
+        return self.given + self.after
 
 
 @dataclass(frozen=True, slots=True)

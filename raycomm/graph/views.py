@@ -32,7 +32,8 @@ class View:
         label: names the node in messages where no actor label is known yet.
         hint: None where the user gave none.
         options: settings of the value's channel; None where the user gave none.
-        consumers: nodes known to use this one, in order of creation, possibly repeated.
+        consumers: nodes known to use this one, possibly repeated: those that are given it in order of creation, and between them
+            those that only wait for it.
         dropped: number and label of each call that was bound to this node and no longer exists.
         related: nodes that belong to every graph that this one belongs to.
     """

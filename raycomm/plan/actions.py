@@ -17,6 +17,10 @@
       write 1 from r1
       release r0, r1
 
+A call that waits for values that it is not given names their registers:
+
+      r1 = 1:note(c0) after r0, r2
+
 A register is a place in the loop's list of values; `c0` is constant 0 of the graph. Names appear bare where they are plain
 identifiers and as JSON strings otherwise. A channel with settings of its own names them after its readers:
 
@@ -115,17 +119,22 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Call a method. `node` is the call's id in the graph; `outputs` holds one register per returned value."""
+    """Call a method. `node` is the call's id in the graph; `outputs` holds one register per returned value.
+
+    `awaited` are registers whose values the call waits for and is not given.
+    """
 
     node: int
     method: str
     args: tuple[Argument, ...]
     kwargs: tuple[tuple[str, Argument], ...]
     outputs: tuple[int, ...]
+    awaited: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         given = [*map(str, self.args), *(f"{name_text(name)}={argument}" for name, argument in self.kwargs)]
-        return f"{_registers(self.outputs)} = {self.node}:{name_text(self.method)}({', '.join(given)})"
+        text = f"{_registers(self.outputs)} = {self.node}:{name_text(self.method)}({', '.join(given)})"
+        return text + (f" after {_registers(self.awaited)}" if self.awaited else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,10 @@ def _actor_plan(
         if node.collective is None:
             args = tuple(_argument(operand, registers.of) for operand in node.args)
             kwargs = tuple((name, _argument(operand, registers.of)) for name, operand in node.kwargs)
-            actions.append(Compute(node.id, node.method, args, kwargs, outputs))
+            # What it is given it also waits for; only the rest is worth a word.
+            only = {*node.after}.difference(node.given)
+            awaited = tuple(registers.of[value] for value in used if value in only)
+            actions.append(Compute(node.id, node.method, args, kwargs, outputs, awaited))
         else:
             whole = graph.collectives[node.collective]
             rank = whole.ranks.index(node.id)

@@ -272,7 +272,8 @@ def _action(line: _Line, word: str) -> Action:
             line.fail("a positional argument after a keyword argument")
         else:
             args.append(line.argument())
-    return Compute(node, method, tuple(args), tuple(kwargs), registers)
+    awaited = line.registers() if line.accept("after") else ()
+    return Compute(node, method, tuple(args), tuple(kwargs), registers, awaited)
 
 
 def _collective(line: _Line, outputs: tuple[int, ...]) -> Collective:

@@ -109,13 +109,18 @@ def _touched(action: Action) -> tuple[tuple[int, ...], tuple[int, ...]]:
     match action:
         case Read(_, register):
             return (register,), ()
-        case Compute(_, _, args, kwargs, outputs):
-            given = (*args, *(argument for _, argument in kwargs))
-            return outputs, tuple(argument.index for argument in given if isinstance(argument, Register))
+        case Compute(outputs=outputs, awaited=awaited):
+            return outputs, (*_given(action), *awaited)
         case Collective(args=given_registers, outputs=outputs):
             return outputs, given_registers
         case Write(_, registers) | Release(registers):
             return (), registers
+
+
+def _given(action: Compute) -> tuple[int, ...]:
+    """The registers among a call's arguments."""
+    arguments = (*action.args, *(argument for _, argument in action.kwargs))
+    return tuple(argument.index for argument in arguments if isinstance(argument, Register))
 
 
 def _check_computes(actor: ActorPlan, nodes: set[int]) -> None:
@@ -129,6 +134,8 @@ def _check_computes(actor: ActorPlan, nodes: set[int]) -> None:
             _refuse_action(actor, action, "a call has no register for what it returns")
         if isinstance(action, Compute) and any(isinstance(argument, Constant) and argument.index < 0 for argument in action.args):
             _refuse_action(actor, action, "a constant has a negative index")
+        if isinstance(action, Compute) and len({*action.awaited} - {*_given(action)}) < len(action.awaited):
+            _refuse_action(actor, action, "it waits for a register twice, or for one that it is given")
 
 
 def _check_collectives(plan: Plan) -> None:

@@ -206,8 +206,15 @@ class Waker:
             self._arena.core.look_for_dead()
             self._watching[loop] = loop.call_later(_SLICE_S, self._tick, loop)
             self._serve()
-            for waiter in self._waiters[:1]:
-                waiter.relieve()
+            for waiter in tuple(self._waiters[:1]):
+                self._relieve(waiter)
+
+    def _relieve(self, waiter: _Waiter[Any]) -> None:
+        try:
+            waiter.relieve()
+        except Exception as error:  # nothing more can be moved aside: it would wait for ever
+            if self._withdraw(waiter):
+                waiter.settle(None, error)
 
     def _rung(self) -> None:
         try:

@@ -62,12 +62,12 @@ def report_channel(plan: Plan, process: int) -> int:
 def rings_of(plan: Plan, process: int, options: Options) -> list[RingLayout]:
     """The rings in the arena of `process`: those of the channels it writes, and its control channels."""
     slots = slots_for(options.max_inflight)
-    # The driver never waits for room: it would not take results meanwhile, and those who make them might wait for that.
-    least = slots if process == DRIVER else 1
     rings = [
         RingLayout(
             channel.id,
-            max(least, channel.slots or slots),
+            # The driver never waits for room: it would not take results meanwhile, and those who make them might wait for that.
+            # Nor does anyone wait for the driver to make room, since it takes results only when it is asked for them.
+            max(slots if DRIVER in (process, *channel.readers) else 1, channel.slots or slots),
             channel.inline_bytes or options.inline_bytes,
             channel.readers,
             options.allow_pickle if channel.allow_pickle is None else channel.allow_pickle,

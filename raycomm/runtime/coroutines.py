@@ -77,6 +77,7 @@ class CoroutineMethod:
     Raises (when called):
         raycomm._core.Closed: the graph was closed meanwhile.
         ray.exceptions.TaskCancelledError: the coroutine was cancelled, by itself or by others on its event loop.
+        RuntimeError: it raised `GeneratorExit`, as a coroutine does that was closed.
     """
 
     __slots__ = ("_arena", "_event_loop", "_method", "_origin")
@@ -104,6 +105,8 @@ class CoroutineMethod:
             if isinstance(error, asyncio.CancelledError):
                 # As Ray has it for plain calls. Left as it is, it would go past every `except Exception` on its way.
                 raise ray.exceptions.TaskCancelledError(error_message=f"the coroutine of {self._origin} was cancelled") from error
+            if isinstance(error, GeneratorExit):  # likewise; Python itself turns what only ends a generator into this error
+                raise RuntimeError(f"the coroutine of {self._origin} raised GeneratorExit") from error
             raise error
         finally:
             # An error holds its frames, and those this frame: cut here, arguments and their blocks go with the last user.

@@ -189,6 +189,8 @@ class Loop:
 
     def _compute(self, action: Compute) -> Step:
         call = self._call(self._method(action), action)
+        if action.awaited:
+            call = self._unless_cancelled(call, action.awaited)
         registers, outputs = self._registers, action.outputs
         origin = f"{self._actor.process.label}.{action.method}"
 
@@ -257,6 +259,19 @@ class Loop:
             return method(*given[:positional], **dict(zip(names, given[positional:], strict=True)))
 
         return call
+
+    def _unless_cancelled(self, call: Callable[[], Any], awaited: tuple[int, ...]) -> Callable[[], Any]:
+        """A failure of what the call only waits for is no reason not to run, but for a cancellation: that is of all calls."""
+        registers = self._registers
+
+        def call_after() -> Any:
+            for place in awaited:
+                value = registers[place]
+                if type(value) is Failure and value.is_cancellation:
+                    return value
+            return call()
+
+        return call_after
 
     def _exchange(self, action: Collective) -> Step:
         from raycomm.runtime.collectives import Exchange  # imports numpy

@@ -8,7 +8,7 @@ from typing import NoReturn
 from raycomm import _core
 from raycomm.channel import ShmArena
 from raycomm.errors import RaycommError
-from raycomm.observe.board import Board
+from raycomm.observe.board import Board, State
 from raycomm.options import Options
 from raycomm.plan import Plan
 from raycomm.runtime import ray_errors
@@ -63,19 +63,29 @@ class Reports:
 
     def execute_waits(self) -> str:
         """The log line of an `execute` that takes long."""
-        return f"execute of graph {self._name!r} waits for room: {self._board.everyone()}"
+        for_what = "shared memory" if self._memory_is_short() else "room"
+        return f"execute of graph {self._name!r} waits for {for_what}: {self._board.everyone()}"
 
     def execute_timed_out(self, limit: float | None) -> BaseException:
         """`ChannelTimeoutError` for an `execute` whose limit passed."""
         waits = self._board.everyone()
+        if self._memory_is_short():
+            what = f"no shared memory for its input within {limit} s, of {self._arena.limit_bytes} bytes"
+            remedy = "Fetch results and let go of them, or give a larger timeout or shm_limit_bytes"
+        else:
+            what = f"no room within {limit} s, with at most {self._options.max_inflight} executions under way"
+            remedy = "Fetch results, or give a larger timeout or max_inflight"
         return _error(
             ray_errors.ChannelTimeoutError,
-            f"execute of graph {self._name!r} found no room within {limit} s, with at most {self._options.max_inflight} "
-            f"executions under way: {waits}. Fetch results, or give a larger timeout or max_inflight",
+            f"execute of graph {self._name!r} found {what}: {waits}. {remedy}",
             graph=self._name,
             limit_s=limit,
             waits_for=waits,
         )
+
+    def _memory_is_short(self) -> bool:
+        """Whether the driver's last wait was one for memory."""
+        return self._board.row(0).state is State.MEMORY
 
     def raise_native(self, error: Exception, execution: int | None, *, torn_down: bool) -> NoReturn:
         """Turn what the native part raised into an error that says what happened, where, and what to do."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import ray
+import ray._private.worker
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -49,6 +50,8 @@ class Run:
         self.samples: dict[str, list[float]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="raycomm-chaos-"))
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        # Ray prints a paragraph for each process that is killed, here many a minute, whatever log_to_driver says.
+        vars(ray._private.worker)["print_to_stdstream"] = lambda *_, **__: None
         torch.ones(1 << 20).add(1).sum()  # starts the threads that torch keeps
         self.crew = Crew(crew, self._directory)
         self._scene = "before the first graph"

@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import os
 import signal
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -31,7 +32,7 @@ class ChaosBody(Methods):
 
     def __init__(self, stacks: str) -> None:
         self._kept: deque[tuple[Any, int]] = deque(maxlen=KEPT)
-        self._buffer = np.empty(0, np.uint8)
+        self._local = threading.local()  # buffers by size, of each loop
         self._stacks = open(stacks, "w")  # noqa: SIM115 (faulthandler writes to it for as long as the process lives)
         faulthandler.register(signal.SIGUSR2, self._stacks)
 
@@ -40,10 +41,10 @@ class ChaosBody(Methods):
 
     def reuse(self, x: Any, size: int) -> Any:
         """Returns the same memory every time, filled anew."""
-        if len(self._buffer) != size:
-            self._buffer = np.empty(size, np.uint8)
-        self._buffer[...] = bulk(digest(x), size, "array")
-        return self._buffer
+        buffers = vars(self._local)
+        buffer = buffers.setdefault(size, np.empty(size, np.uint8))
+        buffer[...] = bulk(digest(x), size, "array")
+        return buffer
 
     def lend(self, x: Any, size: int) -> Any:
         """In shared memory from the start."""
@@ -53,7 +54,7 @@ class ChaosBody(Methods):
 
     def keep(self, x: Any) -> str:
         """Keeps the last few values, which must not change meanwhile."""
-        for index, (value, number) in enumerate(self._kept):
+        for index, (value, number) in enumerate(list(self._kept)):  # loops of several graphs may run here
             if digest(value) != number:
                 raise AssertionError(f"a kept value has changed, {len(self._kept) - index} executions later: {value!r:.200}")
         number = digest(x)

@@ -124,7 +124,7 @@ class Faulty(Event):
         elif not isinstance(action, Sleep):
             expected.ends.add(ActorDiedError)
             self.victims = [victim]
-            self.in_compile = setup or isinstance(action, Raise)
+            self.in_compile = setup or point is Point.BEFORE_READ  # a loop reads as soon as it runs
         self._context = inject(Fault(actor=self.crew.handles[victim], point=point, execution=execution, action=action))
 
     def around_compile(self) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import raycomm
 from tests.chaos.methods import PASSING
-from tests.chaos.values import LARGEST, draw_constant
+from tests.chaos.values import LARGEST, draw, draw_constant
 
 _WEIGHT = 6  # values a value may be made of
 _KINDS = ("bytes", "array", "tensor")
@@ -162,7 +162,9 @@ class Draw:
             kwargs = {"label": Const(f"label{rng.getrandbits(4)}")}
         elif method in ("grow", "lend", "reuse"):
             args = [args[0], Const(rng.choice((0, 10, 1023, 1025, 32767, 32768, 40000, 1 << 20)) % (self.spec.largest * 4))]
-            if method == "grow":
+            if method == "reuse":  # memory of its own for each call: those of one actor may be read after each other
+                args = [args[0], Const(args[1].value + len(self.spec.steps))]  # type: ignore[union-attr]
+            elif method == "grow":
                 kwargs = {"kind": Const(rng.choice(_KINDS))}
         elif method == "split":
             returns = rng.randint(2, 4)
@@ -308,6 +310,14 @@ class Draw:
 
 def _operands(step: Call | Exchange) -> list[Operand]:
     return [*step.args, *step.kwargs.values()] if isinstance(step, Call) else [result for _, result in step.ranks]
+
+
+def inputs_of(spec: Spec, seed: int) -> tuple[list[Any], dict[str, Any]]:
+    """What execution `seed` is given."""
+    rng = random.Random(seed)
+    values = {key: draw(rng, spec.largest) for key in spec.inputs}
+    args = [value for key, value in values.items() if not isinstance(key, str)]
+    return args, {key: value for key, value in values.items() if isinstance(key, str)}
 
 
 def bind(spec: Spec, handles: list[Any]) -> Any:

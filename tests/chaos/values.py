@@ -16,9 +16,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
-import ray
-import ray.cloudpickle
 import torch
 
 from tests.unit import strategies
@@ -71,7 +70,7 @@ def draw_constant(rng: random.Random, largest: int) -> Any:
     """A value that a node may be bound to. Constants travel with the set-up, by Ray's own pickling: not all of torch can."""
     value = draw(rng, largest)
     try:
-        return value if same(value, ray.cloudpickle.loads(ray.cloudpickle.dumps(value))) else None
+        return value if same(value, cloudpickle.loads(cloudpickle.dumps(value))) else None
     except Exception:
         return None
 

@@ -51,6 +51,8 @@ class AsyncBody:
             raise ValueError("bad value")
         if x == "cancelled":
             raise asyncio.CancelledError
+        if x == "closed":
+            raise GeneratorExit
         if x == "cancels itself":
             task = asyncio.current_task()
             assert task is not None

@@ -83,6 +83,7 @@ def test_coroutines_and_plain_methods_and_several_actors(actor: Any) -> None:
         ("value", ValueError, "bad value"),
         ("cancelled", ray.exceptions.TaskCancelledError, r"coroutine of AsyncBody\.fail was cancelled"),
         ("cancels itself", ray.exceptions.TaskCancelledError, r"coroutine of AsyncBody\.fail was cancelled"),
+        ("closed", RuntimeError, r"coroutine of AsyncBody\.fail raised GeneratorExit"),
     ],
 )
 @pytest.mark.parametrize("form", ["one call", "several"])

@@ -267,6 +267,18 @@ def test_failures_reach_who_awaits(workers: list[Any]) -> None:
         run(main(graph))
 
 
+def test_a_stop_iteration_comes_as_a_cause(workers: list[Any]) -> None:
+    """A coroutine cannot raise one: Python makes a RuntimeError of it."""
+    with InputNode() as x:
+        node = bind(workers[0].fail, x, "stop")
+    with raycomm.compile(node) as graph:
+        with pytest.raises(StopIteration):
+            graph.execute(1).get()
+        with pytest.raises(RuntimeError, match="StopIteration") as caught:
+            run(one(graph, 1))
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+
 def test_too_many_unfetched_results(workers: list[Any]) -> None:
     async def main(graph: Any) -> None:
         refs = []

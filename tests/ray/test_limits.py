@@ -234,6 +234,18 @@ def test_a_short_ring_of_one_output_does_not_stop_another(workers: list[Any], ho
         assert [second.get() for _, second in refs] == list(range(6))
 
 
+def test_a_short_ring_to_the_driver_does_not_wait_for_it(workers: list[Any]) -> None:
+    """Executions go on while nobody asks for a result, up to `max_inflight` of them, whoever else reads the value."""
+    counter = start(1)[0]
+    with InputNode() as n:
+        both = raycomm.with_channel_options(bind(workers[0].echo, n), slots=1)
+        alone = raycomm.with_channel_options(bind(counter.note, both), slots=1)
+    with raycomm.compile(MultiOutputNode([both, alone]), max_inflight=8) as graph:
+        refs = [graph.execute(number, timeout=PATIENCE_S) for number in range(8)]
+        until(lambda: ray.get(counter.seen_so_far.remote()) == list(range(8)), "all executions have run")
+        assert [[ref.get(timeout=PATIENCE_S) for ref in row] for row in refs] == [[number] * 2 for number in range(8)]
+
+
 @pytest.mark.parametrize("how", ["get", "await", "wait", "done"])
 def test_results_of_one_output_do_not_stop_another(workers: list[Any], how: str) -> None:
     """All memory holds results of the first output that nobody has asked for; the second one comes all the same."""

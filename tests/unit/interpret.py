@@ -139,7 +139,8 @@ class _Actor:
         match action:
             case Read(channel, register):
                 self._registers[register] = self._queues[channel, self._process].popleft()
-            case Compute(node, _, args, kwargs, outputs):
+            case Compute(node, _, args, kwargs, outputs, awaited):
+                assert all(register in self._registers for register in awaited), "what a call waits for is not there"
                 given = [self._value(argument) for argument in args]
                 named = {name: self._value(argument) for name, argument in kwargs}
                 for element, register in enumerate(outputs):

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph import CallValue, Graph, InputNode, InputValue, MultiOutputNode, Nothing, after, bind, build
-from raycomm.plan import Plan, check_arguments, lower, parse_plan, split_arguments, verify
+from raycomm.codec import Failure, cancelled, decode_failure, encode_failure
+from raycomm.errors import CompileError, DeadlockError, ExecutionCancelledError
+from raycomm.graph import (
+    CallNode,
+    CallValue,
+    Graph,
+    InputNode,
+    InputValue,
+    MultiOutputNode,
+    Nothing,
+    after,
+    allreduce,
+    bind,
+    build,
+)
+from raycomm.plan import Compute, Plan, check_arguments, lower, parse_plan, split_arguments, verify
+from tests.unit.interpret import evaluate, interpret
 from tests.unit.stub_actors import actor
 
 BEGIN = """\
@@ -26,12 +46,12 @@ output channel 1
 returns list
 actor 1 registers 2
   r0 = read 0
-  r1 = 0:join()
+  r1 = 0:join() after r0
   write 1 from r1
   release r0, r1
 actor 2 registers 2
   r0 = read 1
-  r1 = 1:join(c0)
+  r1 = 1:join(c0) after r0
   write 2 from r1
   release r0, r1
 """
@@ -114,6 +134,7 @@ def test_calls_that_wait_for_each_other() -> None:
     with pytest.raises(DeadlockError, match="calls wait for each other") as caught:
         build(MultiOutputNode([a, b]))
     assert sorted(caught.value.cycle) == ["W1.forward", "W2.forward"]
+    assert "let no call run after one that needs its value" in str(caught.value.remedy)
     c = bind(w.forward, InputNode())
     c.after(c)
     with pytest.raises(CompileError, match="node W1.forward runs after itself"):
@@ -126,7 +147,7 @@ def test_bound_before_what_it_waits_for_on_one_actor() -> None:
     first = bind(w.forward, inp)
     second = bind(w.forward, inp)
     first.after(second)
-    with pytest.raises(DeadlockError, match="calls wait for each other"):
+    with pytest.raises(DeadlockError, match="calls wait for each other.*or that is bound later on the same actor"):
         build(MultiOutputNode([first, second]))
 
 
@@ -166,3 +187,156 @@ def test_call_without_any_node_is_still_refused() -> None:
     root = bind(v.join, InputNode(), bind(w.join, 1))
     with pytest.raises(CompileError, match=r"W1.join has no node among its arguments; .* let it run after\(node, inp\)"):
         build(root)
+
+
+def test_waiting_is_told_after_another_call_uses_the_value() -> None:
+    """`a` learns of its users in the order y, x, although x was bound first and y needs it."""
+    w1, w2, w3 = actor("W1"), actor("W2"), actor("W3")
+    inp = InputNode()
+    a = bind(w1.forward, inp)
+    x = bind(w2.forward, inp)
+    y = bind(w3.join, a, x)
+    after(x, a)
+    graph = build(MultiOutputNode([x, y]))
+    assert [node.actor_label for node in graph.nodes] == ["W1", "W2", "W3"]
+    planned(graph, "told late")
+
+
+def test_waiting_is_told_late_on_one_actor() -> None:
+    w1, w2 = actor("W1"), actor("W2")
+    inp = InputNode()
+    a = bind(w1.forward, inp)
+    x = bind(w2.forward, inp)
+    y = bind(w2.forward, a)
+    after(x, a)
+    graph = build(MultiOutputNode([x, y]))
+    assert [node.after for node in graph.nodes] == [(), (CallValue(0),), ()]
+    planned(graph, "told late")
+
+
+def test_waiting_for_what_a_call_is_given_anyway() -> None:
+    w1, w2, w3 = actor("W1"), actor("W2"), actor("W3")
+    inp = InputNode()
+    a = bind(w1.forward, inp)
+    y = bind(w2.forward, a)
+    x = bind(w3.join, a, y)
+    after(y, a, a)
+    plan = planned(build(MultiOutputNode([x])), "given anyway")
+    assert not any(action.awaited for entry in plan.actors for action in entry.actions if isinstance(action, Compute))
+
+
+def test_waiting_for_a_call_that_was_bound_later() -> None:
+    """Both use the input, which knows its users in order of binding; that is no reason to run them in it."""
+    w1, w2 = actor("W1"), actor("W2")
+    inp = InputNode()
+    x, y = bind(w1.forward, inp), bind(w2.forward, inp)
+    x.after(y)
+    graph = build(MultiOutputNode([x, y]))
+    assert [node.actor_label for node in graph.nodes] == ["W2", "W1"]
+    planned(graph, "turned round")
+
+
+def random_calls(rng: random.Random, actors: int, count: int) -> tuple[InputNode, list[Any], list[Any]]:
+    """The input, values, and for each call in order of creation a node to say something of; collectives have none."""
+    workers = [actor("W", f"{index:06x}") for index in range(actors)]
+    inp = InputNode()
+    values: list[Any] = [inp]
+    calls: list[Any] = []
+    for _ in range(count):
+        args = [rng.choice([*values[-5:], inp, 7]) for _ in range(rng.randint(0, 3))]
+        made = bind(rng.choice(workers).join.options(num_returns=rng.choice([1, 1, 2])), *args, named=rng.choice([*values, 1]))
+        elements = made if isinstance(made, tuple) else (made,)
+        values.extend(elements)
+        calls.append(elements[-1])
+        if not any(value in values for value in args):
+            after(calls[-1], inp)
+        if rng.random() < 0.15:
+            members = list({node.made_by.key: node for node in values if node.made_by is not None}.values())
+            values.extend(allreduce(rng.sample(members, rng.randint(1, len(members)))))
+    return inp, values, calls
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 14), st.integers(1, 12))
+def test_waiting_for_what_was_bound_before_is_never_refused(seed: int, actors: int, count: int, edges: int) -> None:
+    """Whatever the order in which it is said, and however often."""
+    rng = random.Random(seed)
+    inp, values, calls = random_calls(rng, actors, count)
+    for _ in range(edges):
+        call = rng.choice(calls)
+        after(call, *rng.choices([value for value in values if value._created < getattr(call, "call", call)._created], k=2))
+    graph = build(MultiOutputNode(values[1:]))
+    for node in graph.nodes:
+        assert all(value.node < node.id for value in node.after if isinstance(value, CallValue))
+    plan = planned(graph, "random")
+    whole = graph.input_arity is None
+    executions = [((f"in{execution}",) if whole else (), {}) for execution in range(2)]
+    expected = [evaluate(graph, args, kwargs) for args, kwargs in executions]
+    assert interpret(plan, graph.constants, executions, rng) == expected
+    assert awaited_by(plan) == {node.id: waits_only_for(node) for node in graph.nodes if waits_only_for(node)}
+    assert inp is values[0]
+
+
+def awaited_by(plan: Plan) -> dict[int, int]:
+    """How many values each call waits for without being given them."""
+    computes = (action for entry in plan.actors for action in entry.actions if isinstance(action, Compute))
+    return {action.node: len(action.awaited) for action in computes if action.awaited}
+
+
+def waits_only_for(node: CallNode) -> int:
+    return len({*node.after} - {*node.args, *(operand for _, operand in node.kwargs)})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(2, 8), st.integers(1, 5))
+def test_waiting_is_refused_exactly_where_it_closes_a_cycle(seed: int, actors: int, count: int, edges: int) -> None:
+    """In any direction: what needs a value comes after it, an actor's calls in order of binding, and nothing else counts."""
+    rng = random.Random(seed)
+    inp, values, calls = random_calls(rng, actors, count)
+    before: dict[Any, set[Any]] = defaultdict(set)
+
+    def unit(node: Any) -> Any:
+        """A call, or the collective whose calls are one."""
+        return getattr(node, "collective", getattr(node, "call", node))
+
+    run_of: dict[str, list[tuple[int, Any]]] = defaultdict(list)
+    for node in {unit(value): None for value in values[1:]}:
+        before[node] = set()
+        for call in getattr(node, "calls", (node,)):
+            before[node] |= {unit(value) for value in (*call.args, *getattr(call, "kwargs", {}).values()) if value in values[1:]}
+            run_of[call.actor.key].append((call._created, node))
+    for run in run_of.values():
+        for (_, first), (_, then) in pairwise(sorted(run, key=lambda entry: entry[0])):
+            before[then].add(first)
+    for _ in range(edges):
+        call, awaited = rng.choice(calls), rng.choice(values)
+        if unit(call) is not unit(awaited):
+            after(call, awaited)
+            before[unit(call)] |= {unit(awaited)} - {inp}
+    try:
+        TopologicalSorter(before).prepare()
+        closed = False
+    except CycleError:
+        closed = True
+    root = MultiOutputNode(values[1:])
+    if not closed:
+        planned(build(root), "any direction")
+        return
+    with pytest.raises(DeadlockError, match="calls wait for each other: W") as caught:
+        build(root)
+    assert len(caught.value.cycle) >= 2
+    assert " -> ".join((*caught.value.cycle, caught.value.cycle[0])) in str(caught.value)
+
+
+def test_a_cancelled_execution_is_told_from_a_method_that_raises_the_same() -> None:
+    def sent(failure: Failure) -> Failure:
+        return decode_failure(*encode_failure(failure))
+
+    failure = cancelled(3)
+    assert failure.is_cancellation
+    assert sent(failure).is_cancellation
+    assert sent(sent(failure)).is_cancellation
+    cut = Failure(None, failure.type_name, failure.message, "", failure.origin, failure.execution)
+    assert sent(cut).is_cancellation
+    assert not sent(Failure.capture(ExecutionCancelledError("of another graph"), "W.f", 3)).is_cancellation
+    assert not sent(Failure.capture(ValueError("x"), "ref.cancel()", 3)).is_cancellation

@@ -380,7 +380,6 @@ def test_plan_means_what_the_graph_means(seed: int, actors: int, calls: int, who
 def test_every_channel_is_read_once_right_before_its_first_use(seed: int, actors: int, calls: int) -> None:
     graph = random_graph(random.Random(seed), actors, calls, True)
     plan = lower(graph, "random")
-    after = [node.after for node in graph.nodes]
     for entry in plan.actors:
         reads = [action.channel for action in entry.actions if isinstance(action, Read)]
         assert len(reads) == len(set(reads))
@@ -389,7 +388,7 @@ def test_every_channel_is_read_once_right_before_its_first_use(seed: int, actors
                 user = next(later for later in entry.actions[index:] if not isinstance(later, Read))
                 assert isinstance(user, Compute)  # a collective uses only what its actor has made
                 arguments = (*user.args, *(argument for _, argument in user.kwargs))
-                assert Register(action.register) in arguments or after[user.node]
+                assert Register(action.register) in arguments or action.register in user.awaited
 
 
 def test_registers_are_used_again() -> None:

@@ -113,8 +113,32 @@ BROKEN: list[tuple[str, Callable[[Plan], Plan], str]] = [
     ("whole and keys", lambda p: replace(p, signature=Signature(None, ("b",))), "exclude"),
     ("arity", lambda p: replace(p, signature=Signature(0, ("b",))), "does not provide Position"),
     ("keys", lambda p: replace(p, signature=Signature(1, ())), "does not provide Key"),
+    ("waits for nothing", lambda p: with_awaited(p, 0, 1, (2,)), "r2 is used while empty"),
+    ("waits for no register", lambda p: with_awaited(p, 0, 1, (9,)), "outside the 4"),
+    ("waits twice", lambda p: with_awaited(without_argument(p, 2, 2), 2, 2, (1, 1)), "waits for a register twice"),
+    ("waits for an argument", lambda p: with_awaited(p, 0, 6, (1,)), "or for one that it is given"),
     ("negative constant", lambda p: with_second_argument(p, "scale(r0, c0)", Constant(-1)), "negative index"),
 ]
+
+
+def with_awaited(plan: Plan, place: int, index: int, awaited: tuple[int, ...]) -> Plan:
+    return change_compute(plan, place, index, awaited=awaited)
+
+
+def without_argument(plan: Plan, place: int, index: int) -> Plan:
+    return change_compute(plan, place, index, kwargs=())
+
+
+def change_compute(plan: Plan, place: int, index: int, **changes: Any) -> Plan:
+    actions = list(plan.actors[place].actions)
+    action = actions[index]
+    assert isinstance(action, Compute)
+    actions[index] = replace(action, **changes)
+    return change_actor(plan, place, actions=tuple(actions))
+
+
+def test_verify_passes_a_call_that_only_waits() -> None:
+    verify(with_awaited(without_argument(parse_plan(PASSES), 2, 2), 2, 2, (1,)))
 
 
 def with_second_argument(plan: Plan, call: str, constant: Constant) -> Plan:
