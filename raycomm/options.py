@@ -75,6 +75,13 @@ RAY_SPELLINGS: Mapping[str, str] = {
     "_buffer_size_bytes": "inline_bytes",
 }
 
+# Ray's options that need no setting here, with the values that ask for nothing more than there is.
+_WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
+    "enable_asyncio": (True, False),  # every graph has `execute` and `execute_async`
+    "_overlap_gpu_communication": (True, False),
+    "_default_communicator": (None, "create"),
+}
+
 _MAX_INLINE = 1 << 20
 
 
@@ -120,6 +127,8 @@ class Options:
                         remedy="correct or unset the variable",
                     ) from None
         for name, value in given.items():
+            if name in _WITHOUT_EFFECT and any(value is allowed or value == allowed for allowed in _WITHOUT_EFFECT[name]):
+                continue
             plain = RAY_SPELLINGS.get(name, name)
             if plain not in _PARSERS:
                 known = ", ".join(sorted(_PARSERS))

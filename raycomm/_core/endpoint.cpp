@@ -117,8 +117,12 @@ bool Writer::stage_and_publish(int64_t deadline) {
       bytes = 0;
       if (!short_of_memory) short_of_memory.emplace(*graph_, *pool_);
       const auto result_waits = [this] { return outputs_ && std::any_of(outputs_->begin(), outputs_->end(), [](auto* output) { return output->published() > output->taken(); }); };
-      if (!short_of_memory->step(report, deadline, result_waits)) return false;
-      if (result_waits()) return PyErr_SetNone(g_pool_busy), false;
+      const bool busy = result_waits();
+      if (busy || !short_of_memory->step(report, deadline, result_waits)) {
+        rings_.front().count_wait(ticks() - short_of_memory->began());
+        if (busy) PyErr_SetNone(g_pool_busy);
+        return false;
+      }
     } catch (...) {
       abandon(i);
       throw;

@@ -246,7 +246,7 @@ NB_MODULE(_core, m) {
   install_fork_counter();
   g_timed_out = make_exception(m, "TimedOut", "The deadline passed; nothing was read or written.", PyExc_Exception);
   g_closed = make_exception(m, "Closed", "(reason, process): the arena was closed.", PyExc_Exception);
-  g_pool_full = make_exception(m, "PoolFull", "(wanted, free, limit, errno, {process: bytes held}, shortage): no block can be had, and waiting will not help.", PyExc_Exception);
+  g_pool_full = make_exception(m, "PoolFull", "(wanted, free, limit, errno, {process: bytes held}, shortage, others' bytes): no block can be had, and waiting will not help.", PyExc_Exception);
   g_pool_busy = make_exception(m, "PoolBusy", "Messages on their way hold the memory: take finished results aside, then try again.", PyExc_Exception);
   g_overfull = make_exception(m, "Overfull", "As many results as allowed are kept already.", PyExc_Exception);
   g_misuse = make_exception(m, "Misuse", "Two threads on one endpoint, or use after fork.", PyExc_RuntimeError);

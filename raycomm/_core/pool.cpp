@@ -228,9 +228,10 @@ uint32_t Pool::acquire_locked(uint64_t bytes) {
   const bool found = !yields() && (take_free(size, 2 * size, index) || fill_hole(size, 2 * size, index, error) || grow(size, index, error) ||
                      (scan(), take_free(size, 2 * size, index)) || join(size, index, error));  // before giving up: neighbours become one
   if (!found) {
-    PoolExhausted report{bytes, 0, std::min(budget_->header().budget_limit, own_->file_bytes() - own_->pool_offset()), error, {}};
+    PoolExhausted report{bytes, 0, std::min(budget_->header().budget_limit, own_->file_bytes() - own_->pool_offset()), 0, error, {}};
     const uint64_t used = budget_->header().budget_used.load(std::memory_order_relaxed);
     report.free = free_bytes_ + (report.limit > used ? report.limit - used : 0) + (committed_ - cursor_);
+    report.others = used > memory_ ? used - memory_ : 0;
     report.holders = holders();
     throw report;
   }

@@ -46,7 +46,7 @@ struct HolderSet {
 };
 
 struct PoolExhausted {
-  uint64_t wanted = 0, free = 0, limit = 0;
+  uint64_t wanted = 0, free = 0, limit = 0, others = 0;  // others: memory that the pools of other processes have taken
   int system_error = 0;                                // of fallocate or the cgroup, 0 if the budget is what ran out
   std::vector<std::pair<uint32_t, uint64_t>> holders;  // process, bytes it holds in this pool
 };

@@ -21,7 +21,7 @@ void raise_pool_full(const PoolExhausted& report, Shortage shortage) {
     Py_XDECREF(key);
     Py_XDECREF(value);
   }
-  PyObject* value = Py_BuildValue("(KKKiNI)", report.wanted, report.free, report.limit, report.system_error, holders, static_cast<unsigned>(shortage));
+  PyObject* value = Py_BuildValue("(KKKiNIK)", report.wanted, report.free, report.limit, report.system_error, holders, static_cast<unsigned>(shortage), report.others);
   if (value) PyErr_SetObject(g_pool_full, value);
   Py_XDECREF(value);
 }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+# Plain strings: pathlib interns every part of a path, for good, and this runs for each graph.
+_CGROUP = "/sys/fs/cgroup"
 
 
 def default_limit() -> int:
@@ -16,8 +16,8 @@ def default_limit() -> int:
     """
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     for directory in _cgroups():
-        top = _number(directory / "memory.max") or _number(directory / "memory.limit_in_bytes")
-        used = _number(directory / "memory.current") or _number(directory / "memory.usage_in_bytes")
+        top = _number(f"{directory}/memory.max") or _number(f"{directory}/memory.limit_in_bytes")
+        used = _number(f"{directory}/memory.current") or _number(f"{directory}/memory.usage_in_bytes")
         if top is not None and used is not None:
             limit = min(limit, max(0, top - used) // 2)
     return max(limit, 16 << 20) & ~4095
@@ -28,9 +28,9 @@ def limits() -> list[tuple[int, str]]:
     found = []
     for directory in _cgroups():
         for top_name, used_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            top = _number(directory / top_name)
+            top = _number(f"{directory}/{top_name}")
             if top is not None and top < 1 << 60:  # cgroup v1 writes a huge number for "none"
-                found.append((top, str(directory / used_name)))
+                found.append((top, f"{directory}/{used_name}"))
     return found
 
 
@@ -42,32 +42,33 @@ def cpu_quota() -> float:
     quota = float("inf")
     for directory in _cgroups():
         try:
-            words = (directory / "cpu.max").read_text().split()
+            words = (_text(f"{directory}/cpu.max") or "").split()
             if len(words) == 2 and words[0] != "max":
                 quota = min(quota, int(words[0]) / int(words[1]))
-        except (OSError, ValueError):
+        except ValueError:
             continue
     return quota
 
 
-def _cgroups() -> list[Path]:
+def _cgroups() -> list[str]:
     """The cgroup directories of this process, from its own up to the root (limits of every level hold)."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     directories = []
-    for line in lines:
+    for line in (_text("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        base = _CGROUP if not controllers else _CGROUP / controllers
-        inside = base / path.lstrip("/")
-        directories += [inside, *[parent for parent in inside.parents if parent == base or base in parent.parents]]
-    return [directory for directory in dict.fromkeys(directories) if directory.is_dir()]
+        base = f"{_CGROUP}/{controllers}" if controllers else _CGROUP
+        parts = [part for part in path.split("/") if part]
+        directories += ["/".join([base, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+    return [directory for directory in dict.fromkeys(directories) if os.path.isdir(directory)]
 
 
-def _number(file: Path) -> int | None:
+def _number(file: str) -> int | None:
+    text = (_text(file) or "").strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(file: str) -> str | None:
     try:
-        text = file.read_text().strip()
+        with open(file) as opened:
+            return opened.read()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None

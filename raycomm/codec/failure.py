@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,7 +66,9 @@ class Failure:
         except Exception as error:
             text = f"(the traceback cannot be formatted: {type(error).__name__})\n"
         _forget_frames(exception)
-        return cls(exception, fallback.type_name(exception), _message(exception), text, origin, execution)
+        # Real strings: the text of an exception may be of a class of its own, which does as it likes.
+        message = "".join(_message(exception))
+        return cls(exception, fallback.type_name(exception), message, "".join(text), origin, execution)
 
     @property
     def is_cancellation(self) -> bool:
@@ -84,8 +87,10 @@ def _forget_frames(exception: BaseException) -> None:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        one.__traceback__ = None
-        waiting += [one.__cause__, one.__context__]
+        # Not by assignment: a class may forbid that, as a frozen dataclass does.
+        BaseException.with_traceback(one, None)
+        with suppress(Exception):  # a class may have its own idea of these two
+            waiting += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
             waiting += one.exceptions
 

@@ -95,6 +95,7 @@ def _text(error: BaseException) -> str:
 
 class _PlainPickler(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
+        _refuse_object_ref(value)
         return _reduce_tensor(value)
 
 
@@ -104,6 +105,7 @@ def _cloud_pickler() -> type[pickle.Pickler]:
 
     class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined, unused-ignore]
         def reducer_override(self, value: object) -> Any:
+            _refuse_object_ref(value)
             reduced = _reduce_tensor(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
@@ -124,6 +126,16 @@ def _dump(pickler: Callable[..., pickle.Pickler], value: object) -> tuple[bytes,
 
     pickler(file, protocol=_PROTOCOL, buffer_callback=take).dump(value)
     return file.getvalue(), buffers
+
+
+def _refuse_object_ref(value: object) -> None:
+    """Pickled outside of Ray's own calls a ref holds nothing: its object would be lost, and `ray.get` on it wait for ever."""
+    kind = type(value)
+    if kind.__module__ in ("ray", "ray._raylet") and kind.__name__ in ("ObjectRef", "ObjectRefGenerator"):
+        raise SerializationError(
+            f"a Ray {kind.__name__} does not keep its object alive in a message; send what ray.get gives, or hand it to "
+            "the actor in a plain call"
+        )
 
 
 def _reduce_tensor(value: Any) -> Any:

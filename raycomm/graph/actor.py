@@ -79,6 +79,15 @@ def read_method(method: object) -> ActorMethodView:
         given = getattr(method, "_options", None)
         options = given if isinstance(given, Mapping) else {}
         method = inner
+    if type(method).__module__.startswith("ray.util.client"):
+        text = _text_of(method)
+        remedy = "run the driver on the cluster, for instance with ray job submit"
+        raise CompileError(
+            f"bind: {text} was reached through Ray Client, which gives no way to share memory with the actor; {remedy}",
+            node=text,
+            argument="method",
+            remedy=remedy,
+        )
     name = getattr(method, "_method_name", None)
     handle = getattr(method, "_actor", None)
     if not isinstance(name, str) or handle is None:

@@ -17,6 +17,7 @@ process, however that ends. A file would stay; Ray's key-value store too, and wo
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from raycomm.runtime.thread_state import on_actor_thread
 _LOOK_EVERY_S = 0.2
 _PREFIX = "raycomm-thread"
 _NAME_LIMIT = 40  # of a graph's name; all of it must fit the 108 bytes of a socket's name
+_NAME = re.compile(r"([0-9a-f]{32})/([0-9a-f]{8})/(.*)")
 _TABLE = Path("/proc/net/unix")
 
 
@@ -62,10 +64,10 @@ def claims_of_others(nonce: bytes) -> dict[str, str]:
     claims = {}
     for line in table.splitlines():
         _, found, name = line.partition(f"@{_PREFIX}/")
-        if found:
-            actor, graph, title = name.split("/", 2)
-            if graph != nonce.hex()[:8]:
-                claims[actor] = title
+        # Anybody may bind any name: what is not one of ours is passed over.
+        claim = _NAME.fullmatch(name) if found else None
+        if claim is not None and claim[2] != nonce.hex()[:8]:
+            claims[claim[1]] = claim[3]
     return claims
 
 

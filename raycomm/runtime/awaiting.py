@@ -136,9 +136,9 @@ class Waker:
         """
         waiter = _Waiter(attempt, due, relieve)
         deadline, notice = Deadline(limit), Notice()
-        self._waiters.append(waiter)
-        self._watch(waiter.loop)
         try:
+            self._waiters.append(waiter)
+            self._watch(waiter.loop)
             self._serve()
             while True:
                 await asyncio.wait((waiter.future,), timeout=deadline.left(at_most=notice.left()))
@@ -152,6 +152,7 @@ class Waker:
             self._forget(waiter)
             waiter.future.cancel()
             self._unwatch(waiter.loop)
+            del waiter
 
     def look(self) -> None:
         """Let every waiter try now: something has changed that rings no bell."""
@@ -246,7 +247,13 @@ class Waker:
             try:
                 value = waiter.attempt()
             except Exception as error:
-                waiter.settle(None, error)
+                # Without its traceback: that holds this frame, and with it the waiter, whose future holds the error.
+                waiter.settle(None, error.with_traceback(None))
+                continue
+            except BaseException as error:  # an interrupt, or what a reducer of the input raised: the task must not wait for ever
+                waiter.settle(None, RuntimeError(f"interrupted by {type(error).__name__} while it was being served"))
+                if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                    raise
                 continue
             if value is not None:
                 waiter.settle(value, None)

@@ -18,11 +18,14 @@ from typing import Any
 
 import ray
 import ray.exceptions
+from ray import cloudpickle
 
 from raycomm import _core
 from raycomm.channel import Address, Deadline, ShmArena
+from raycomm.channel.memory import default_limit
 from raycomm.errors import ChannelTimeoutError, CompileError
 from raycomm.graph import Adapter, Graph, build
+from raycomm.graph.model import Actor, Const
 from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
 from raycomm.options import LoopThread, Options
@@ -41,6 +44,7 @@ _EXIT_LIMIT_S = 5.0
 _LOOK_EVERY_S = 0.5
 _ANSWER_S = 20.0
 _DYING_S = 1.0
+_RESTART_PAUSE_S = 0.1
 
 
 def compile_graph(
@@ -74,6 +78,7 @@ def compile_graph(
             f"graph {name!r}: Ray is not running in this process; call ray.init() first", remedy="call ray.init() first"
         )
     processes = len(plan.processes)
+    _check_memory(plan, options)
     arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=processes, processes=processes)
     arena.join(DRIVER)
     try:
@@ -91,6 +96,24 @@ def compile_graph(
     return compiled
 
 
+def _check_memory(plan: Plan, options: Options) -> None:
+    """Rings are made whole at compile, beside the blocks that `shm_limit_bytes` bounds; more than that they may not take."""
+    rings = [ring for process in plan.processes for ring in rings_of(plan, process.index, options)]
+    total = sum(ring.slots * ring.slot_bytes for ring in rings)
+    limit = options.shm_limit_bytes or default_limit()
+    if total > limit:
+        largest = max(rings, key=lambda ring: ring.slots * ring.slot_bytes)
+        value = plan.channels[largest.channel].value if largest.channel < len(plan.channels) else "set-up messages"
+        remedy = "use a smaller inline_bytes, max_inflight or slots, or a larger shm_limit_bytes"
+        raise CompileError(
+            f"graph {plan.name!r}: its {len(rings)} rings take {total / 2**20:.1f} MiB, more than shm_limit_bytes "
+            f"({limit / 2**20:.1f} MiB) for everything; the largest has {largest.slots} slots of {largest.slot_bytes} bytes, for "
+            f"{value}; {remedy}",
+            argument="shm_limit_bytes",
+            remedy=remedy,
+        )
+
+
 class _SetUp:
     """The conversation with the actors of one graph."""
 
@@ -103,6 +126,7 @@ class _SetUp:
         self._notice = Notice()
         self._faults = faults_by_actor(graph, plan.name, injected())
         self._loop = loop
+        self._node = ray.get_runtime_context().get_node_id()
 
     def run(self) -> list[Address]:
         """Prepare all actors, tell them each other's addresses, wait until all are ready."""
@@ -114,25 +138,7 @@ class _SetUp:
         return addresses
 
     def _prepare(self) -> list[Address]:
-        node = ray.get_runtime_context().get_node_id()
-        calls: dict[Any, int] = {}
-        self._refuse_lent([actor.index + 1 for actor in self._graph.actors])
-        for actor in self._graph.actors:
-            blueprint = Blueprint(
-                self._plan,
-                actor.index + 1,
-                self._graph.constants,
-                self._options,
-                self._arena.address,
-                node,
-                layout=_core.LAYOUT_VERSION,
-                faults=self._faults.get(actor.index, ()),
-                loop=self._loop,
-            )
-            handle: Any = actor.handle
-            calls[handle.__ray_call__.remote(prepare, blueprint)] = actor.index + 1
-            if self._options.loop_thread is LoopThread.ACTOR:
-                handle.__ray_call__.remote(lend_thread, self._arena.address.nonce)
+        calls = {self._call(actor): actor.index + 1 for actor in self._graph.actors}
         addresses = []
         problems = []
         while calls:
@@ -142,8 +148,13 @@ class _SetUp:
                 self._refuse_lent(calls.values())
                 self._still_waiting(f"set-up waits for {', '.join(self._label(process) for process in sorted(calls.values()))}")
             for call in done:
-                prepared = self._answer(call, calls.pop(call))
-                if prepared.problem is not None:
+                process = calls.pop(call)
+                prepared = self._answer(call, process)
+                if prepared is None:
+                    self._still_waiting(f"actor {self._label(process)} is restarting")
+                    time.sleep(_RESTART_PAUSE_S)
+                    calls[self._call(self._graph.actors[process - 1])] = process
+                elif prepared.problem is not None:
                     problems.append(f"actor {self._label(prepared.process)} on node {prepared.node}: {prepared.problem}")
                 else:
                     addresses.append(self._attach(prepared, problems))
@@ -165,9 +176,55 @@ class _SetUp:
                     remedy=f"tear down graph {other!r} first",
                 )
 
-    def _answer(self, call: Any, process: int) -> Prepared:
+    def _call(self, actor: Actor) -> Any:
+        """The set-up call of one actor, on its way."""
+        blueprint = Blueprint(
+            self._plan,
+            actor.index + 1,
+            self._graph.constants,
+            self._options,
+            self._arena.address,
+            self._node,
+            layout=_core.LAYOUT_VERSION,
+            faults=self._faults.get(actor.index, ()),
+            loop=self._loop,
+        )
+        handle: Any = actor.handle
+        try:
+            call = handle.__ray_call__.remote(prepare, blueprint)
+        except Exception as error:
+            raise self._unsendable(error) from error
+        if self._options.loop_thread is LoopThread.ACTOR:
+            handle.__ray_call__.remote(lend_thread, self._arena.address.nonce)
+        return call
+
+    def _unsendable(self, error: Exception) -> Exception:
+        """Names the constant that Ray cannot pickle; the error itself if none is to blame."""
+        for node in self._graph.nodes:
+            operands = [(str(place), operand) for place, operand in enumerate(node.args)] + list(node.kwargs)
+            for argument, operand in operands:
+                if not isinstance(operand, Const):
+                    continue
+                try:
+                    cloudpickle.dumps(self._graph.constants[operand.index])  # type: ignore[no-untyped-call]
+                except Exception as reason:
+                    name, value = f"{node.actor_label}.{node.method}#{node.id}", self._graph.constants[operand.index]
+                    remedy = "pass it as an input, or make it in the actor"
+                    return CompileError(
+                        f"graph {self._plan.name!r}: argument {argument} of {name}, a constant of type {type(value).__name__}, "
+                        f"cannot be pickled ({reason}); {remedy}",
+                        node=name,
+                        argument=argument,
+                        remedy=remedy,
+                    )
+        return error
+
+    def _answer(self, call: Any, process: int) -> Prepared | None:
+        """What an actor answered; None if it is restarting."""
         try:
             prepared = ray.get(call)
+        except ray.exceptions.ActorUnavailableError:
+            return None
         except ray.exceptions.RayActorError as error:  # dead for good, or about to restart
             raise self._died(process, str(error)) from error
         except ray.exceptions.RayError as error:

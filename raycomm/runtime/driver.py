@@ -9,16 +9,15 @@ thread may call at any time.
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 import weakref
+from collections.abc import Sequence
 from typing import Any, NoReturn
-
-import ray
 
 from raycomm import _core
 from raycomm.channel import Deadline, ShmArena, ShmWriter
+from raycomm.errors import SerializationError
 from raycomm.graph import Whole
 from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
@@ -29,15 +28,15 @@ from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
 from raycomm.runtime import ray_errors
 from raycomm.runtime.awaiting import Line, Waker
 from raycomm.runtime.blueprint import shares_tensors
+from raycomm.runtime.lending import filled_by
 from raycomm.runtime.outputs import OutputQueue, first_of, first_part, rest_of
 from raycomm.runtime.refs import PENDING, Ref
 from raycomm.runtime.reports import Reports
-
-logger = logging.getLogger("raycomm")
+from raycomm.runtime.teardown import Teardown
 
 _MEMORY_LOOK_S = 0.05
 _LOOK_EVERY_S = 0.2
-_KILL_LIMIT_S = 5.0
+_NO_TIME_S = 1e-9  # one look, as with 0, but a shortage of memory is judged over several of them
 
 
 class CompiledGraph:
@@ -68,7 +67,7 @@ class CompiledGraph:
         self._waker = Waker(arena)
         self._line = Line()  # execute_async calls that wait for room
         self._ref_type = ref_type
-        self._handles = handles  # until teardown: Ray ends an actor whose last handle is gone
+        self._teardown = Teardown(plan, arena, board, handles)
         self._torn_down = False
         self._writer: ShmWriter = arena.writer([item.channel for item in plan.inputs])
         self._queues: dict[int, OutputQueue] = {}
@@ -89,7 +88,7 @@ class CompiledGraph:
         self._finalizer = weakref.finalize(self, _dropped, arena, self.name)
         self._finalizer.atexit = False
 
-    def execute(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+    def execute(self, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """Submit one execution; returns at once if fewer than `max_inflight` are under way, else waits for room.
 
         While it waits it moves finished results aside, up to `max_buffered_results`.
@@ -128,9 +127,12 @@ class CompiledGraph:
 
     def _submit(self, values: tuple[Any, ...], limit_s: float) -> tuple[Ref, ...] | None:
         """Publish, and get a ref per output channel; None if too many executions are under way."""
-        return self._writer.submit(
-            values, self._ref_type, self, self._order, PENDING, self._readers, self.options.max_inflight, limit_s
-        )
+        try:
+            return self._writer.submit(
+                values, self._ref_type, self, self._order, PENDING, self._readers, self.options.max_inflight, limit_s
+            )
+        except SerializationError as error:
+            raise self.reports.unsent(error, values) from error.__cause__
 
     def _results_of(self, refs: tuple[Ref, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `execute` returns: the refs in the order of the graph's outputs, and parts of the input that are outputs."""
@@ -192,7 +194,7 @@ class CompiledGraph:
         except (_core.Closed, _core.Overfull, _core.Misuse) as error:
             self.raise_native(error, None)
 
-    async def execute_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+    async def execute_async(self, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """As `execute`, without blocking the event loop: waits for room in it. Calls get their turn in order.
 
         Cancelling the task before it has returned may or may not submit the execution; nothing is lost either way.
@@ -250,9 +252,11 @@ class CompiledGraph:
         except (_core.Closed, _core.Misuse, _core.Overfull) as error:
             self.raise_native(error, None)
         try:
-            return self._submit(values, 0.0)
-        except (_core.PoolBusy, _core.TimedOut):
+            return self._submit(values, _NO_TIME_S)
+        except _core.PoolBusy:
             self._free_memory(0.0)
+            return None
+        except _core.TimedOut:
             return None
         except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
             self.raise_native(error, None)
@@ -278,12 +282,35 @@ class CompiledGraph:
             return False
         return self._arena.core.cancel(execution)
 
-    def empty(self, shape: tuple[int, ...] | int, dtype: Any) -> Any:
-        """Memory for an input that `execute` then sends without copying it. See `raycomm.empty`."""
-        from raycomm.runtime.lending import empty_in
+    def empty(self, shape: Sequence[int] | int, dtype: Any, timeout: float | None = None) -> Any:
+        """Memory for an input that `execute` then sends without copying it; ownership as in `raycomm.empty`.
 
+        Blocks while messages on their way hold all memory, moving finished results aside as `execute` does.
+
+        Args:
+            shape, dtype: of the tensor or array.
+            timeout: seconds; None: the graph's `submit_timeout`, -1: no limit, 0: try once.
+
+        Raises:
+            SharedMemoryError: no memory for it. ChannelTimeoutError: none in time. ChannelClosedError, ActorDiedError: the graph
+                has ended.
+        """
         self.check_open()
-        return empty_in(self._arena, self.plan, shape, dtype)
+        return filled_by(lambda size: self._lend(size, self.options.submit_timeout if timeout is None else timeout), shape, dtype)
+
+    def _lend(self, size: int, limit: float | None) -> _core.Buffer:
+        deadline, notice = Deadline(limit), Notice()
+        while True:
+            try:
+                return self._arena.core.lend(size, deadline.left(at_most=notice.left()), self._readers)
+            except _core.PoolBusy:
+                self._free_memory(_MEMORY_LOOK_S)
+            except _core.TimedOut:
+                if deadline.over:
+                    raise self.reports.execute_timed_out(limit) from None
+                notice.give(self.reports.execute_waits)
+            except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
+                self.raise_native(error, None)
 
     def status(self) -> GraphStatus:
         """What every process of the graph does now and did last; `print` it. Does not block, and works while actors hang."""
@@ -299,6 +326,15 @@ class CompiledGraph:
     def ended(self) -> bool:
         """Whether the graph is torn down or has ended otherwise."""
         return self._torn_down or self._arena.closed[0] != 0
+
+    @property
+    def is_teardown(self) -> bool:
+        """Whether `teardown` was called; Ray's name for it."""
+        return self._torn_down
+
+    def get_id(self) -> str:
+        """The graph's name; Ray's spelling."""
+        return self.name
 
     @property
     def state(self) -> str:
@@ -318,40 +354,19 @@ class CompiledGraph:
         """
         deadline = Deadline(self.options.teardown_timeout if timeout is None else timeout)
         self._close_now()
-        late = self._wait_left(deadline)
-        if late and kill_actors:
-            for process in late:
-                ray.kill(self._handles[process - 1])
-            late = self._wait_left(Deadline(_KILL_LIMIT_S))
-        if late:
-            logger.warning(
-                "graph %r is torn down, but after %s s still in a method: %s. They leave it when it returns; ray.kill "
-                "ends them now",
-                self.name,
-                deadline.limit_s,
-                "; ".join(str(self.board.row(process)) for process in late),
-            )
-        self._handles.clear()
+        self._teardown.run(deadline, kill_actors)
 
     def close_at_exit(self, limit_s: float) -> None:
         """Teardown by the interpreter's exit hook: silent, and with a short limit, since Ray ends the actors right after."""
-        if not self._torn_down:
+        if not self._arena.closed[0]:
             self._close_now()
-            self._wait_left(Deadline(limit_s))
+            self._teardown.wait(Deadline(limit_s))
 
     def _close_now(self) -> None:
         """Close all channels; only stores, so it may run in a signal handler or a finalizer."""
         self._torn_down = True
-        self._finalizer.detach()
         self._arena.close(_core.CLOSED_TEARDOWN, 0)
-
-    def _wait_left(self, deadline: Deadline) -> list[int]:
-        """Wait until every loop has left or its process has died; gives those that had not when the deadline passed."""
-        actors = [process.index for process in self.plan.processes[1:]]
-        core = self._arena.core
-        if core.wait_left(actors, deadline.left()):
-            return []
-        return [process for process in actors if core.loop_state(process) == _core.LOOP_RUNNING and core.alive(process)]
+        self._finalizer.detach()  # last: until the channels are closed somebody has to
 
     def __enter__(self) -> CompiledGraph:
         return self

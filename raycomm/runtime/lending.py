@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextvars
 import math
 import sys
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from raycomm import _core
@@ -14,13 +16,18 @@ from raycomm.errors import RaycommError
 from raycomm.plan import Plan
 from raycomm.runtime.loop import shared_memory_error
 
-# The graph whose loop runs the current method. Set once in each loop's own context.
-_current: contextvars.ContextVar[tuple[ShmArena, Plan]] = contextvars.ContextVar("raycomm_graph")
+# The graph whose loop runs the current method. Weak: a task that a method starts inherits the context, and may outlive the graph.
+_current: contextvars.ContextVar[tuple[weakref.ref[ShmArena], Plan]] = contextvars.ContextVar("raycomm_graph")
 
 
-def enter(arena: ShmArena, plan: Plan) -> None:
-    """Say, in the context of a loop's thread, which graph's methods run there."""
-    _current.set((arena, plan))
+@contextmanager
+def lending(arena: ShmArena, plan: Plan) -> Iterator[None]:
+    """In this context methods of the graph run, and may take memory of it."""
+    token = _current.set((weakref.ref(arena), plan))
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def empty(shape: Sequence[int] | int, dtype: Any) -> Any:
@@ -42,29 +49,32 @@ def empty(shape: Sequence[int] | int, dtype: Any) -> Any:
     here = _current.get(None)
     if here is None:
         raise RaycommError("raycomm.empty works inside a method that a graph runs; in the driver use graph.empty(shape, dtype)")
-    return empty_in(*here, shape, dtype)
+    arena, plan = here[0](), here[1]
+    if arena is None or arena.closed[0]:
+        raise RaycommError(f"raycomm.empty: graph {plan.name!r}, which ran this method, has ended")
+
+    def lend(size: int) -> _core.Buffer:
+        try:
+            return arena.core.lend(size)
+        except _core.PoolFull as error:
+            raise shared_memory_error(error, plan, "raycomm.empty") from None
+        except _core.Closed:
+            raise RaycommError(f"raycomm.empty: graph {plan.name!r}, which ran this method, has ended") from None
+
+    return filled_by(lend, shape, dtype)
 
 
-def empty_in(arena: ShmArena, plan: Plan, shape: Sequence[int] | int, dtype: Any) -> Any:
-    """As `empty`, in the memory of one graph."""
+def filled_by(lend: Callable[[int], _core.Buffer], shape: Sequence[int] | int, dtype: Any) -> Any:
+    """As `empty`, with memory that `lend` gives: so many bytes, at least one."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     torch = sys.modules.get("torch")
     count = math.prod(sizes)
     if torch is not None and isinstance(dtype, torch.dtype):
-        memory = _lend(arena, plan, count * dtype.itemsize)
+        memory = lend(max(1, count * dtype.itemsize))
         return torch.frombuffer(memory, dtype=dtype, count=count).view(sizes) if count else torch.empty(sizes, dtype=dtype)
     import numpy
 
     kind = numpy.dtype(dtype)
     if kind.hasobject:
         raise RaycommError(f"raycomm.empty: dtype {kind} holds Python objects, which cannot lie in shared memory")
-    return (
-        numpy.ndarray(sizes, kind, memoryview(_lend(arena, plan, count * kind.itemsize))) if count else numpy.empty(sizes, kind)
-    )
-
-
-def _lend(arena: ShmArena, plan: Plan, size: int) -> _core.Buffer:
-    try:
-        return arena.core.lend(max(size, 1))
-    except _core.PoolFull as error:
-        raise shared_memory_error(error, plan, "raycomm.empty") from None
+    return numpy.ndarray(sizes, kind, memoryview(lend(max(1, count * kind.itemsize)))) if count else numpy.empty(sizes, kind)

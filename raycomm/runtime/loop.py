@@ -7,6 +7,7 @@ exactly one message per execution.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,8 @@ Step = Callable[[], None]
 
 # What ends the loop when it comes out of a method, and is no failure of one execution.
 _ENDS = (AsyncioActorExit, _core.Closed)
+# What fails one execution: not only what is an Exception, for a method may use coroutines and generators.
+_FAILS = (Exception, GeneratorExit, asyncio.CancelledError)
 
 _BEFORE: dict[type, Point] = {Read: Point.BEFORE_READ, Write: Point.BEFORE_WRITE}
 _AFTER: dict[type, Point] = {Read: Point.AFTER_READ, Write: Point.AFTER_WRITE}
@@ -134,7 +137,7 @@ class Loop:
                     value = method(value)
                 except _ENDS:
                     raise
-                except Exception as error:
+                except _FAILS as error:
                     value = Failure.capture(error, origin, self._execution)
             if type(value) is not Failure:
                 try:
@@ -199,7 +202,7 @@ class Loop:
                 registers[output] = call()
             except _ENDS:
                 raise
-            except Exception as error:
+            except _FAILS as error:
                 registers[output] = Failure.capture(error, origin, self._execution)
 
         def step_many() -> None:
@@ -214,7 +217,7 @@ class Loop:
                         raise ValueError(f"{origin} is declared to return {len(outputs)} values and returned {got}")
             except _ENDS:
                 raise
-            except Exception as error:
+            except _FAILS as error:
                 values = (Failure.capture(error, origin, self._execution),) * len(outputs)
             for register, value in zip(outputs, values, strict=True):
                 registers[register] = value
@@ -371,9 +374,11 @@ def brief(text: str) -> str:
 
 def shared_memory_error(error: _core.PoolFull, plan: Plan, what: str) -> SharedMemoryError:
     """The error a user sees when no block can be had: who holds how much, and what to do."""
-    wanted, free, limit, errno, holders, shortage = error.args
+    wanted, free, limit, errno, holders, shortage, others = error.args
     mib = 1 << 20
     amounts = [f"{plan.processes[process].label} {size / mib:.1f} MiB" for process, size in sorted(holders.items())]
+    if others:
+        amounts.append(f"pools of other processes {others / mib:.1f} MiB")
     held = ", ".join(amounts) or "nobody"
     system = f" (the system refused: errno {errno})" if errno else ""
     why = "Let go of received arrays and tensors, or compile with a larger shm_limit_bytes"

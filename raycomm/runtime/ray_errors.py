@@ -6,6 +6,7 @@ channel exceptions leave with Ray's Compiled Graphs, and `raycomm` must go on wi
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import ray.exceptions
@@ -40,6 +41,16 @@ ActorDiedError = _also(errors.ActorDiedError, "ActorDiedError")
 CapacityExceededError = _also(errors.CapacityExceededError, "RayCgraphCapacityExceeded")
 
 
+def _fresh(error: Exception) -> Exception:
+    """A copy for one `get`: the error that was stored would, once raised, hold the frames of that `get`, and they the graph."""
+    try:
+        again = copy.copy(error)
+        again.__cause__ = error.__cause__
+    except Exception:
+        return error.with_traceback(None)
+    return again if type(again) is type(error) else error.with_traceback(None)
+
+
 def raised_by_method(failure: Failure, graph: str) -> BaseException:
     """The exception that `get` raises for a failed execution.
 
@@ -49,10 +60,11 @@ def raised_by_method(failure: Failure, graph: str) -> BaseException:
     where = f"raised by {failure.origin} in execution {failure.execution} of graph {graph!r}"
     cause = failure.exception
     if isinstance(cause, errors.RaycommError | ray.exceptions.RayError):
+        cause = _fresh(cause)
         note = f"{where}; there:\n{failure.traceback}"
         if note not in getattr(cause, "__notes__", ()):  # a ref may be got again
             cause.add_note(note)
-        return cause.with_traceback(None)  # of an earlier get
+        return cause
     text = failure.traceback if failure.traceback.strip() else f"{failure.type_name}: {failure.message}\n"
     shown = cause if isinstance(cause, Exception) else RuntimeError(f"{failure.type_name}: {failure.message}")
     task_error: Any = ray.exceptions.RayTaskError

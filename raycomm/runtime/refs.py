@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from raycomm.codec import Failure
-from raycomm.errors import CapacityExceededError
+from raycomm.errors import RaycommError
 
 if TYPE_CHECKING:
     from raycomm.runtime.driver import CompiledGraph
@@ -72,8 +72,8 @@ class Ref:
             return True
         try:
             self._graph.relieve()  # whoever asks again and again waits, too
-        except CapacityExceededError:
-            return True
+        except RaycommError:
+            return True  # as `get` would
         return False
 
     def cancel(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from raycomm import _core
 from raycomm.channel import ShmArena
-from raycomm.errors import RaycommError
+from raycomm.codec import encode
+from raycomm.errors import RaycommError, SerializationError
 from raycomm.observe.board import Board, State
 from raycomm.options import Options
 from raycomm.plan import Plan
@@ -60,6 +61,19 @@ class Reports:
             channel=self._plan.channels[channel].value,
             waits_for=waits,
         )
+
+    def unsent(self, error: SerializationError, values: Sequence[Any]) -> SerializationError:
+        """Names the graph and the input that cannot be sent. Nothing was submitted."""
+        names = [self._plan.channels[item.channel].value for item in self._plan.inputs]
+        name = names[0]
+        for candidate, value in zip(names, values, strict=True) if len(names) > 1 else ():
+            try:
+                encode(value, allow_pickle=self._options.allow_pickle)
+            except SerializationError:
+                name = candidate
+                break
+        text = f"{name} of graph {self._name!r}: {error}. Nothing was submitted"
+        return SerializationError(text, **{**error.attributes, "channel": name})
 
     def execute_waits(self) -> str:
         """The log line of an `execute` that takes long."""

@@ -20,10 +20,11 @@ from raycomm.channel import Address, ShmArena, ShmReader
 from raycomm.errors import SerializationError
 from raycomm.options import LoopThread
 from raycomm.plan import Compute
-from raycomm.runtime import actor_thread, coroutines, lending
+from raycomm.runtime import actor_thread, coroutines
 from raycomm.runtime.actor_thread import Claim, Parked
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
 from raycomm.runtime.fault_points import FaultPoints
+from raycomm.runtime.lending import lending
 from raycomm.runtime.loop import Loop
 from raycomm.runtime.thread_state import ThreadState
 from raycomm.testing.faults import Point
@@ -166,7 +167,6 @@ class Member:
         control = arena.reader(DRIVER, address_channel(plan), process - 1, drain=False)
         addresses = {row[0]: Address(*row) for row in self._announced(control)}
         arena.join(DRIVER)
-        lending.enter(arena, plan)
         report = arena.writer([report_channel(plan, process)])
         try:
             for peer in sorted(peers_of(plan, process)):
@@ -178,7 +178,8 @@ class Member:
             return
         self._faults.reach(Point.SETUP_READY)
         report.write(READY)
-        loop.run()
+        with lending(arena, plan):
+            loop.run()
 
     def _announced(self, control: ShmReader) -> Any:
         """The driver's list of addresses. It may have given up before it knew of this arena, which it then cannot close."""

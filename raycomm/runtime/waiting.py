@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from raycomm.channel import Deadline
+from raycomm.observe.notice import Notice
 from raycomm.runtime.refs import PENDING, Ref
 
 _LOOK_S = 0.2  # how often it is looked whether results that nobody waits for stand in the way
+_NAMED = 5  # pending refs that a log line names
 _TURN_S = 0.005  # several graphs are waited for in turns: each has a doorbell of its own
 
 
@@ -18,7 +21,7 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
     belong to several graphs.
 
     Args:
-        refs: distinct refs of this process.
+        refs: of this process; one that is given twice counts twice.
         num_returns: from 1 to `len(refs)`.
         timeout: seconds; None or -1: no limit, 0: one look.
 
@@ -27,7 +30,7 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
         all others, done or not.
 
     Raises:
-        TypeError: something else than a ref. ValueError: `num_returns` or `timeout` out of range, or a ref twice.
+        TypeError: something else than a ref. ValueError: `num_returns` or `timeout` out of range.
     """
     for ref in refs:
         if not isinstance(ref, Ref):
@@ -36,20 +39,22 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
             )
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns={num_returns} must lie between 1 and the number of refs, {len(refs)}")
-    if len({id(ref) for ref in refs}) != len(refs):
-        raise ValueError("raycomm.wait was given a ref twice")
-    deadline = Deadline(timeout)
+    deadline, notice = Deadline(timeout), Notice()
     while True:
         pending = [ref for ref in refs if not ref.done()]
         missing = num_returns - (len(refs) - len(pending))
         if missing <= 0 or deadline.over:
             break
+        notice.give(partial(_waits, pending[:_NAMED]))
         graphs = {id(ref._graph): ref._graph for ref in pending}
         for graph in graphs.values():
-            graph.relieve()
             results = [(ref._queue.reader, ref._index) for ref in pending if ref._graph is graph and ref._value is PENDING]
             wanted, turn_s = (missing, _LOOK_S) if len(graphs) == 1 else (1, _TURN_S)
             graph._arena.core.wait_results(results, min(wanted, len(results)), deadline.left(at_most=turn_s))
-    done = [ref for ref in refs if ref.done()][:num_returns]
-    chosen = {id(ref) for ref in done}
-    return done, [ref for ref in refs if id(ref) not in chosen]
+    ready = [index for index, ref in enumerate(refs) if ref.done()][:num_returns]
+    chosen = set(ready)
+    return [refs[index] for index in ready], [ref for index, ref in enumerate(refs) if index not in chosen]
+
+
+def _waits(pending: Sequence[Ref]) -> str:
+    return f"raycomm.wait: {'; '.join(ref._graph.reports.get_waits(ref._index, ref._queue.channel) for ref in pending)}"

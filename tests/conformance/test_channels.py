@@ -130,10 +130,10 @@ def test_a_full_pool_leaves_channel_and_value_usable(net_of: Nets, kind: str) ->
         assert held >= 1 << 20
         with pytest.raises(_core.PoolFull) as caught:
             net.writer.write([value, value[1:], value[2:], value[3:]])
-        wanted, free, limit, errno, holders, shortage = caught.value.args
+        wanted, free, limit, errno, holders, shortage, others = caught.value.args
         assert wanted >= (1 << 20) - 3
         assert free < 2 << 20
-        assert (limit, errno, shortage) == (4 << 20, 0, _core.SHORTAGE_PINNED)
+        assert (limit, errno, shortage, others) == (4 << 20, 0, _core.SHORTAGE_PINNED, 0)
         assert holders == {index + 1: held for index in range(len(net.readers))}
         assert net.writer.in_use() == held
         assert net.writer.published() == 1

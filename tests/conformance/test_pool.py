@@ -68,8 +68,8 @@ def test_neighbours_are_joined_around_what_is_held() -> None:
     assert (pair.send(3 * MIB // 2, 9) == 9).all()
     with pytest.raises(_core.PoolFull) as caught:
         pair.send(3 * MIB)
-    wanted, free, limit, errno, holders, shortage = caught.value.args
-    assert (wanted, limit, errno, shortage) == (3 * MIB, 4 * MIB, 0, _core.SHORTAGE_PINNED)
+    wanted, free, limit, errno, holders, shortage, others = caught.value.args
+    assert (wanted, limit, errno, shortage, others) == (3 * MIB, 4 * MIB, 0, _core.SHORTAGE_PINNED, 0)
     assert free < 4 * MIB
     assert set(holders) == {1}
     assert (kept == number).all()

@@ -197,10 +197,6 @@ def test_an_execution_that_needs_more_than_the_limit(workers: list[Any]) -> None
         assert [part.nbytes for part in parts] == [1000, 1000]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="get of one of several outputs looks around every fifth of a second; its stamp on the board counts as movement",
-)
 def test_a_circle_is_seen_while_the_driver_waits(workers: list[Any]) -> None:
     with raycomm.compile(twice(workers, total_first=True), shm_limit_bytes=8 * _MIB) as graph:
         _, second = graph.execute(5 * _MIB)

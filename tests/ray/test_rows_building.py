@@ -199,7 +199,6 @@ def test_input_keys_that_are_odd(workers: list[Any]) -> None:
         assert graph.execute(**{key: place for place, key in enumerate(keys)}).get() == (tuple(range(len(keys))), {})
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="execute's own `self` is not positional-only")
 def test_an_input_key_named_self(workers: list[Any]) -> None:
     with InputNode() as inp:
         out = bind(workers[0].echo, inp["self"])
@@ -316,7 +315,6 @@ def test_three_hundred_nodes_over_ten_actors(cluster: None, rng: random.Random) 
 
 
 @pytest.mark.parametrize("name", ["enable_asyncio", "_overlap_gpu_communication", "_default_communicator"])
-@pytest.mark.xfail(strict=True, reason="these of Ray's compile options are unknown")
 def test_rays_other_compile_options_are_accepted(workers: list[Any], name: str) -> None:
     value = {"enable_asyncio": True, "_overlap_gpu_communication": False, "_default_communicator": "create"}[name]
     with InputNode() as x:

@@ -242,7 +242,6 @@ def test_an_input_that_cannot_be_sent(workers: list[Any]) -> None:
         assert graph.execute(1, k=2).get() == ("w0", 1, 2)
 
 
-@pytest.mark.xfail(strict=True, reason="an input that cannot be sent is not told with the graph and the input's name")
 def test_an_input_that_cannot_be_sent_names_the_channel(workers: list[Any]) -> None:
     with InputNode() as inp:
         out = bind(workers[0].pair, inp[0], inp.k)
@@ -364,7 +363,6 @@ def test_a_keyboard_interrupt_in_a_method_ends_the_actors_part(cluster: None) ->
         assert again.execute(1).get() == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a bare TypeError of Ray's, with the whole blueprint as text")
 def test_a_constant_that_cannot_be_sent(workers: list[Any]) -> None:
     import threading
 
@@ -392,7 +390,6 @@ def test_calls_from_inside_a_call_are_refused(workers: list[Any]) -> None:
         assert graph.execute(2).get() == 2
 
 
-@pytest.mark.xfail(strict=True, reason="told to create the actor, which it has")
 def test_a_driver_behind_ray_client_is_told_where_to_run() -> None:
     from ray.util.client.common import ClientRemoteMethod
 

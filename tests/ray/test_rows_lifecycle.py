@@ -351,7 +351,6 @@ def test_an_actor_restarts_and_joins_again(cluster: None) -> None:
         until(lambda pid=pid: ray.get(fragile.pid.remote(), timeout=PATIENCE_S) != pid, "it is up again")
 
 
-@pytest.mark.xfail(strict=True, raises=(raycomm.CompileError, ActorDiedError), reason="a restarting actor is not waited for")
 def test_an_actor_that_restarts_is_waited_for(workers: list[Any]) -> None:
     fragile = Worker.options(max_restarts=-1).remote("f")
     pid = ray.get(fragile.pid.remote())
@@ -393,7 +392,6 @@ def test_teardown_kills_what_does_not_return_when_asked(workers: list[Any], gate
     assert ray.get(workers[0].add.remote(1)) == 2
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="outside install() there is neither is_teardown nor get_id")
 def test_rays_other_names_of_a_graph(workers: list[Any]) -> None:
     with raycomm.compile(chain(workers[0].echo)) as graph:
         compiled: Any = graph

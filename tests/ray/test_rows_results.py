@@ -272,7 +272,6 @@ def test_an_error_larger_than_the_memory_is_cut_not_lost(odd: Any, workers: list
             graph.execute(5).get()
 
 
-@pytest.mark.xfail(strict=True, reason="the driver's own memory stays until graph, refs and tracebacks of errors are gone")
 def test_teardown_frees_whatever_references_remain(workers: list[Any]) -> None:
     """The graph, its refs, and an exception with its traceback are kept; the memory goes all the same."""
     with InputNode() as x:

@@ -335,7 +335,6 @@ def test_actor_handles_travel(workers: list[Any]) -> None:
         assert ray.get([given.add.remote(1), constant.add.remote(2)]) == [2, 3]
 
 
-@pytest.mark.xfail(strict=True, raises=ray.exceptions.RayTaskError, reason="a ref in a message holds nothing: its object is lost")
 def test_an_object_ref_in_a_message_keeps_its_object(cluster: None) -> None:
     """Or it is refused when it is sent; but it never waits for ever for an object that is gone."""
     worker = start(1)[0]
@@ -351,14 +350,16 @@ def test_an_object_ref_in_a_message_keeps_its_object(cluster: None) -> None:
         assert ray.get(kept, timeout=PATIENCE_S) == (1_000_000,)
 
 
-@pytest.mark.xfail(strict=True, reason="what lies in ring slots is not counted")
 def test_slots_are_part_of_the_memory_limit(workers: list[Any]) -> None:
-    """Large slots, many of them, and a small limit: refused, or kept."""
+    """Large slots, many of them, and a small limit: refused before anything is allocated, with the sum and the largest."""
     before = shm_kib()
-    with raycomm.compile(chain(workers[0].echo), max_inflight=200, inline_bytes=MIB, shm_limit_bytes=8 * MIB) as graph:
-        for _ in range(60):
-            graph.execute(bytes(500_000)).get()
-        assert shm_kib() - before < 10 * 1024
+    with pytest.raises(raycomm.CompileError, match=r"rings take \d+\.\d MiB, more than shm_limit_bytes \(8\.0 MiB\)") as caught:
+        raycomm.compile(chain(workers[0].echo), max_inflight=200, inline_bytes=MIB, shm_limit_bytes=8 * MIB)
+    assert "256 slots" in str(caught.value)
+    assert caught.value.argument == "shm_limit_bytes"
+    assert shm_kib() - before < 1024
+    with raycomm.compile(chain(workers[0].echo), max_inflight=200, shm_limit_bytes=8 * MIB) as graph:
+        assert graph.execute(1).get() == 1
 
 
 @pytest.mark.parametrize("limit", [16, 32])
@@ -387,7 +388,7 @@ def test_a_burst_of_inputs_leaves_memory_for_the_results(workers: list[Any], lim
             got = graph.execute(np.full(size * MIB, size, np.uint8), timeout=PATIENCE_S).get(timeout=PATIENCE_S)
             assert int(got[-1]) == size
             del got
-        assert right >= 5
+        assert right >= limit // 4  # as many as fit at a time: what is moved aside waits for its ref there
 
 
 def test_a_result_of_two_blocks_of_which_one_has_room(workers: list[Any]) -> None:
