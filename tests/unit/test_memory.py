@@ -57,4 +57,4 @@ def test_an_unlimited_or_odd_quota_is_none(cgroup: Path, text: str) -> None:
 
 def test_own_groups_are_read_from_proc() -> None:
     for directory in memory._cgroups():
-        assert directory.is_dir()
+        assert os.path.isdir(directory)
