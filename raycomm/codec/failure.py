@@ -61,13 +61,13 @@ class Failure:
     @classmethod
     def capture(cls, exception: BaseException, origin: str, execution: int) -> Failure:
         """A failure from an exception just caught. Never raises because of what the exception is."""
+        message = "".join(_message(exception))
         try:
             text = "".join(traceback.format_exception(exception))
         except Exception as error:
-            text = f"(the traceback cannot be formatted: {type(error).__name__})\n"
+            text = f"(the traceback cannot be formatted: {type(error).__name__})\n{fallback.type_name(exception)}: {message}\n"
         _forget_frames(exception)
-        # Real strings: the text of an exception may be of a class of its own, which does as it likes.
-        message = "".join(_message(exception))
+        # Joined, they are real strings: the text of an exception may be of a class of its own, which does as it likes.
         return cls(exception, fallback.type_name(exception), message, "".join(text), origin, execution)
 
     @property
