@@ -158,7 +158,11 @@ bool Writer::write_now(PyObject* const* values, size_t count, int64_t deadline) 
     ok = encoders_[i]->encode(values[i]);
   }
   ok = ok && stage_and_publish(deadline);
-  if (ok) board.record(Activity::writing, rings_.front().channel(), execution, began, ticks(), staged_.front().bytes);
+  if (ok) {
+    const uint64_t now = ticks();
+    board.set(Activity::idle, 0, now);  // the call is over, whatever comes next
+    board.record(Activity::writing, rings_.front().channel(), execution, began, now, staged_.front().bytes);
+  }
   for (auto& encoder : encoders_) encoder->reset(nullptr, 0);
   return ok;
 }
