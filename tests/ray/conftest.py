@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.ray.workers import Gate
+from tests.ray.workers import Gate, start
+
+
+@pytest.fixture(scope="module")
+def workers(cluster: None) -> list[Any]:
+    """Three `Worker`s, for the tests of a module."""
+    return start(3)
 
 
 @pytest.fixture

@@ -8,17 +8,7 @@ from typing import Any
 import ray
 
 import raycomm
-from raycomm import InputNode, bind
-from tests.ray.workers import vitals
-
-
-def chain(*methods: Any) -> Any:
-    """input -> each method in turn."""
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
+from tests.ray.workers import chain, vitals
 
 
 @ray.remote(num_cpus=0)

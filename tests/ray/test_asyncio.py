@@ -21,11 +21,6 @@ pytestmark = pytest.mark.usefixtures("cluster")
 _DEATH_S = 20.0  # ten times the promise
 
 
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
 def held(workers: list[Any], gate: Gate) -> Any:
     """input -> w0 holds at the gate -> w1 passes on."""
     with InputNode() as x:

@@ -18,11 +18,6 @@ from tests.ray.workers import Asynchronous, HoldsLock, NeedsArguments, Opaque, W
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
 def test_an_exception_is_the_users_and_rays(workers: list[Any]) -> None:
     with InputNode() as x:
         out = bind(workers[1].echo, bind(workers[0].fail_if_odd, x))

@@ -21,7 +21,7 @@ import torch
 import raycomm
 from raycomm import ArgumentError, ChannelTimeoutError, CompileError, InputNode, MultiOutputNode, bind
 from tests.ray.row_actors import Odd
-from tests.ray.workers import PATIENCE_S, Gate, start, until
+from tests.ray.workers import PATIENCE_S, Gate, chain, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -29,14 +29,6 @@ pytestmark = pytest.mark.usefixtures("cluster")
 @pytest.fixture(scope="module")
 def workers(cluster: None) -> list[Any]:
     return start(4)
-
-
-def chain(*methods: Any) -> Any:
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 def test_the_reader_that_is_behind_is_named(workers: list[Any], gate: Gate) -> None:

@@ -32,11 +32,6 @@ def installed() -> Iterator[None]:
     raycomm.uninstall()
 
 
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
 def empty(graph: Any) -> bool:
     return not (graph._result_buffer or graph._destructed_ref_idxs or graph._got_ref_idxs)
 

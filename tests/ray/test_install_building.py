@@ -15,7 +15,7 @@ from ray.dag import DAGNode, InputNode, MultiOutputNode
 import raycomm
 from raycomm.ray_dag.compat_graph import CompatGraph
 from tests.ray.install_fixtures import compiled, context, dag
-from tests.ray.workers import Worker, start
+from tests.ray.workers import Worker
 
 pytestmark = pytest.mark.usefixtures("cluster", "installed")
 
@@ -25,11 +25,6 @@ def installed() -> Iterator[None]:
     raycomm.install()
     yield
     raycomm.uninstall()
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
 
 
 def refused(build: Any, text: str, kind: type[BaseException] = ValueError, **options: Any) -> BaseException:

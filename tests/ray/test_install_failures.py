@@ -25,11 +25,6 @@ def installed() -> Iterator[None]:
     raycomm.uninstall()
 
 
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
 def test_what_a_method_raises(workers: list[Any]) -> None:
     a = workers[0]
     for build in (lambda inp: a.add.bind(inp), lambda inp: a.add.bind(a.add.bind(inp))):

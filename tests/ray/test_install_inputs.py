@@ -12,7 +12,7 @@ import ray
 
 import raycomm
 from tests.ray.install_fixtures import compiled
-from tests.ray.workers import Opaque, start
+from tests.ray.workers import Opaque
 
 pytestmark = pytest.mark.usefixtures("cluster", "installed")
 
@@ -22,11 +22,6 @@ def installed() -> Iterator[None]:
     raycomm.install()
     yield
     raycomm.uninstall()
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
 
 
 def called_with(text: str) -> Any:

@@ -19,7 +19,7 @@ from ray.experimental.compiled_dag_ref import CompiledDAGRef
 
 import raycomm
 from tests.ray.install_fixtures import compiled, context, dag
-from tests.ray.workers import Gate, Worker, start, until
+from tests.ray.workers import Gate, Worker, until
 
 pytestmark = pytest.mark.usefixtures("cluster", "installed")
 
@@ -29,11 +29,6 @@ def installed() -> Iterator[None]:
     raycomm.install()
     yield
     raycomm.uninstall()
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
 
 
 def empty(graph: Any) -> bool:

@@ -21,23 +21,9 @@ from raycomm import (
     SharedMemoryError,
     bind,
 )
-from tests.ray.workers import PATIENCE_S, Gate, Opaque, start, until
+from tests.ray.workers import PATIENCE_S, Gate, Opaque, chain, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
-def chain(*methods: Any) -> Any:
-    """input -> each method in turn."""
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 def held(workers: list[Any], gate: Gate) -> Any:

@@ -14,26 +14,12 @@ import ray
 import raycomm
 from raycomm import CapacityExceededError, ChannelTimeoutError, InputNode, MultiOutputNode, SharedMemoryError, bind
 from raycomm.observe.board import State
-from tests.ray.workers import PATIENCE_S, Gate, start, until
+from tests.ray.workers import PATIENCE_S, Gate, chain, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 _MIB = 1 << 20
 _PROMPTLY_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
-def chain(*methods: Any) -> Any:
-    """input -> each method in turn."""
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 def summed(actor: Any, gate: Gate) -> Any:

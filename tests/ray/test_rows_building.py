@@ -15,14 +15,9 @@ from ray.dag import MultiOutputNode as RayMultiOutputNode
 import raycomm
 from raycomm import ArgumentError, CompileError, InputNode, MultiOutputNode, bind
 from tests.ray.row_actors import Odd
-from tests.ray.workers import Worker, WorkerBody, start
+from tests.ray.workers import Worker, WorkerBody
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
 
 
 @pytest.fixture(scope="module")

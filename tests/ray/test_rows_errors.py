@@ -37,11 +37,6 @@ from tests.ray.workers import PATIENCE_S, Gate, NeedsArguments, Opaque, Worker, 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
 def graph_of(*methods: Any, **options: Any) -> Any:
     with InputNode() as x:
         value: Any = x

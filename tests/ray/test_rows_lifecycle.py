@@ -19,22 +19,9 @@ import ray.exceptions
 import raycomm
 from raycomm import ActorDiedError, ChannelClosedError, ChannelTimeoutError, InputNode, MultiOutputNode, bind
 from tests.ray.row_actors import Odd
-from tests.ray.workers import PATIENCE_S, Gate, Worker, start, until
+from tests.ray.workers import PATIENCE_S, Gate, Worker, chain, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
-def chain(*methods: Any) -> Any:
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 def loops(worker: Any) -> int:

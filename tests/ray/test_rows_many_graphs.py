@@ -14,22 +14,9 @@ import ray
 
 import raycomm
 from raycomm import InputNode, MultiOutputNode, bind
-from tests.ray.workers import PATIENCE_S, start, until, vitals
+from tests.ray.workers import PATIENCE_S, chain, until, vitals
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
-def chain(*methods: Any) -> Any:
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 def loops(worker: Any) -> int:

@@ -18,14 +18,9 @@ import ray.exceptions
 import raycomm
 from raycomm import CapacityExceededError, ChannelTimeoutError, InputNode, MultiOutputNode, bind
 from tests.ray.row_actors import Odd, shm_kib
-from tests.ray.workers import PATIENCE_S, Gate, start
+from tests.ray.workers import PATIENCE_S, Gate
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 import raycomm
 from raycomm import InputNode, MultiOutputNode, SharedMemoryError, bind
 from tests.ray.row_actors import Odd, shm_kib
-from tests.ray.workers import PATIENCE_S, start
+from tests.ray.workers import PATIENCE_S, chain, start
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -23,21 +23,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
-@pytest.fixture(scope="module")
 def odds(cluster: None) -> list[Any]:
     return [Odd.remote() for _ in range(3)]
-
-
-def chain(*methods: Any) -> Any:
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 @pytest.mark.parametrize("inline", [64, 1024, 65_536])

@@ -13,7 +13,7 @@ import torch
 import raycomm
 from raycomm import InputNode, MultiOutputNode, RaycommError, SerializationError, SharedMemoryError, bind
 from tests.ray.fillers import BIG, Filler
-from tests.ray.workers import PATIENCE_S, start, until
+from tests.ray.workers import PATIENCE_S, chain, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -28,15 +28,6 @@ def fillers(cluster: None) -> list[Any]:
     made = [Filler.remote() for _ in range(3)]
     ray.get([actor.up.remote() for actor in made])
     return made
-
-
-def chain(*methods: Any) -> Any:
-    """input -> each method in turn."""
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 # allow_pickle

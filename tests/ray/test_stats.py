@@ -15,25 +15,11 @@ import torch
 import raycomm
 from raycomm import ActorDiedError, InputNode, MultiOutputNode, bind
 from raycomm.observe.stats import CallStats, EdgeStats, GraphStats
-from tests.ray.workers import PATIENCE_S, Gate, Opaque, start, until
+from tests.ray.workers import PATIENCE_S, Gate, Opaque, chain, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 _INLINE = 1024  # the default of `inline_bytes`
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
-def chain(*methods: Any) -> Any:
-    """input -> each method in turn."""
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 def edge(graph: Any, ending: str) -> EdgeStats:

@@ -18,23 +18,9 @@ import raycomm
 from raycomm import ActorDiedError, ChannelTimeoutError, InputNode, MultiOutputNode, bind
 from raycomm.observe import notice
 from raycomm.observe.board import Row, State
-from tests.ray.workers import PATIENCE_S, Gate, start, until
+from tests.ray.workers import PATIENCE_S, Gate, chain, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
-def chain(*methods: Any) -> Any:
-    """input -> each method in turn."""
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 def held(first: Any, second: Any, third: Any, gate: Gate) -> Any:

@@ -15,14 +15,9 @@ import ray.exceptions
 
 import raycomm
 from raycomm import ChannelClosedError, InputNode, bind
-from tests.ray.workers import PATIENCE_S, Gate, start, until, vitals
+from tests.ray.workers import PATIENCE_S, Gate, until, vitals
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
 
 
 def chain(workers: list[Any]) -> Any:

@@ -15,25 +15,11 @@ import ray
 
 import raycomm
 from raycomm import ActorDiedError, ChannelClosedError, ExecutionCancelledError, InputNode, MultiOutputNode, bind
-from tests.ray.workers import PATIENCE_S, Gate, start, until
+from tests.ray.workers import PATIENCE_S, Gate, chain, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 _DEATH_S = 20.0  # ten times the promise
-
-
-@pytest.fixture(scope="module")
-def workers(cluster: None) -> list[Any]:
-    return start(3)
-
-
-def chain(*methods: Any) -> Any:
-    """input -> each method in turn."""
-    with InputNode() as x:
-        value: Any = x
-        for method in methods:
-            value = bind(method, value)
-    return value
 
 
 def held(first: Any, second: Any, gate: Gate) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 
 import ray
 
+from raycomm import InputNode, bind
+
 # Hang guards. Never what a test waits for: ten times what is promised, or more.
 PATIENCE_S = 60.0
 
@@ -22,6 +24,15 @@ def until(condition: Any, what: str, limit_s: float = PATIENCE_S) -> None:
     while not condition():
         assert time.monotonic() < end, f"not within {limit_s} s: {what}"
         time.sleep(0.002)
+
+
+def chain(*methods: Any) -> Any:
+    """input -> each method in turn."""
+    with InputNode() as x:
+        value: Any = x
+        for method in methods:
+            value = bind(method, value)
+    return value
 
 
 class Gate:
