@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from raycomm import _core
 from raycomm.channel import RingLayout, ShmArena
 from raycomm.codec import Failure
 from raycomm.errors import ExecutionCancelledError
