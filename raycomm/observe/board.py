@@ -14,6 +14,8 @@ from raycomm import _core
 from raycomm.channel import ShmArena
 from raycomm.plan import Collective, Compute, Plan
 
+_LOOKED_AT = 4  # operations of the recorder that are searched for the last call
+
 
 class State(Enum):
     """What a process of a graph does now."""
@@ -145,9 +147,15 @@ class Board:
         return "; ".join(str(self.row(process.index)) for process in self._plan.processes[1:])
 
     def last_call(self, process: int) -> tuple[str | None, int | None]:
-        """The call and the execution a process was at when it ended; None where it was in no call."""
+        """The call and the execution a process was at when it ended, or just before; None where it waited for the next."""
         kind, place, _, execution, _ = self._arena.core.doing(process)
-        return (self._call(process, place), execution) if kind == _core.COMPUTING else (None, None)
+        if kind == _core.COMPUTING:
+            return self._call(process, place), execution
+        if kind != _core.READING:
+            for kind, place, execution, *_ in reversed(self._arena.core.records(process, _LOOKED_AT)):
+                if kind == _core.COMPUTING:
+                    return self._call(process, place), execution
+        return None, None
 
     def _value(self, channel: int) -> str:
         return self._plan.channels[channel].value if channel < len(self._plan.channels) else "its set-up message"

@@ -1,7 +1,8 @@
 """From a node to a running graph: build, plan, verify, set up, hand over to the driver. The one place that knows the whole
 sequence.
 
-Set-up costs one Ray call per actor, all at once: it makes the actor's memory and starts its loop, which then waits for the
+Set-up costs two Ray calls per actor: one that only asks whether it is there, so that a restart can be waited for and a death
+during set-up told from it; and one, to all at once, that makes the actor's memory and starts its loop. The loop waits for the
 others' addresses on a channel in the driver's memory. If anything fails, everything made so far is closed and nothing is left
 behind.
 """
@@ -126,10 +127,12 @@ class _SetUp:
         self._notice = Notice()
         self._faults = faults_by_actor(graph, plan.name, injected())
         self._loop = loop
+        self._processes = [process.index for process in plan.processes[1:]]
         self._node = ray.get_runtime_context().get_node_id()
 
     def run(self) -> list[Address]:
         """Prepare all actors, tell them each other's addresses, wait until all are ready."""
+        self._reach()
         addresses = self._prepare()
         control = self._arena.writer([address_channel(self._plan)])
         control.write([(address.process, address.pid, address.fd, address.nonce) for address in addresses])
@@ -137,30 +140,50 @@ class _SetUp:
             self._await_ready(address)
         return addresses
 
+    def _reach(self) -> None:
+        """Wait until every actor answers: constructors take their time, and an actor that is restarting is waited for.
+
+        After this one that dies has died during set-up, which is an error.
+        """
+        calls = {self._hello(process): process for process in self._processes}
+        while calls:
+            for call, process in self._next_answers(calls):
+                try:
+                    ray.get(call)
+                except ray.exceptions.ActorUnavailableError:
+                    self._still_waiting(f"actor {self._label(process)} is restarting")
+                    time.sleep(_RESTART_PAUSE_S)
+                    calls[self._hello(process)] = process
+                except ray.exceptions.RayActorError as error:
+                    raise self._died(process, str(error)) from error
+
+    def _hello(self, process: int) -> Any:
+        handle: Any = self._graph.actors[process - 1].handle
+        return handle.__ray_call__.remote(_process_id)
+
     def _prepare(self) -> list[Address]:
         calls = {self._call(actor): actor.index + 1 for actor in self._graph.actors}
         addresses = []
         problems = []
         while calls:
-            left = self._deadline.left(at_most=min(self._notice.left(), _LOOK_EVERY_S))
-            done, _ = ray.wait(list(calls), num_returns=1, timeout=left)
-            if not done:
-                self._refuse_lent(calls.values())
-                self._still_waiting(f"set-up waits for {', '.join(self._label(process) for process in sorted(calls.values()))}")
-            for call in done:
-                process = calls.pop(call)
+            for call, process in self._next_answers(calls):
                 prepared = self._answer(call, process)
-                if prepared is None:
-                    self._still_waiting(f"actor {self._label(process)} is restarting")
-                    time.sleep(_RESTART_PAUSE_S)
-                    calls[self._call(self._graph.actors[process - 1])] = process
-                elif prepared.problem is not None:
+                if prepared.problem is not None:
                     problems.append(f"actor {self._label(prepared.process)} on node {prepared.node}: {prepared.problem}")
                 else:
                     addresses.append(self._attach(prepared, problems))
         if problems:
             raise CompileError(f"graph {self._plan.name!r} cannot be set up: {'; '.join(problems)}", node=problems[0])
         return sorted((address for address in addresses if address is not None), key=lambda address: address.process)
+
+    def _next_answers(self, calls: dict[Any, int]) -> list[tuple[Any, int]]:
+        """Takes from `calls` those that have been answered, waiting a moment for the first of them."""
+        left = self._deadline.left(at_most=min(self._notice.left(), _LOOK_EVERY_S))
+        done, _ = ray.wait(list(calls), num_returns=1, timeout=left)
+        if not done:
+            self._refuse_lent(calls.values())
+            self._still_waiting(f"set-up waits for {', '.join(self._label(process) for process in sorted(calls.values()))}")
+        return [(call, calls.pop(call)) for call in done]
 
     def _refuse_lent(self, processes: Iterable[int]) -> None:
         """An actor whose thread is lent to another graph answers no call: it is refused here, or set-up would wait with it."""
@@ -219,12 +242,9 @@ class _SetUp:
                     )
         return error
 
-    def _answer(self, call: Any, process: int) -> Prepared | None:
-        """What an actor answered; None if it is restarting."""
+    def _answer(self, call: Any, process: int) -> Prepared:
         try:
             prepared = ray.get(call)
-        except ray.exceptions.ActorUnavailableError:
-            return None
         except ray.exceptions.RayActorError as error:  # dead for good, or about to restart
             raise self._died(process, str(error)) from error
         except ray.exceptions.RayError as error:

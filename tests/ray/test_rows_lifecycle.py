@@ -18,6 +18,7 @@ import ray.exceptions
 
 import raycomm
 from raycomm import ActorDiedError, ChannelClosedError, ChannelTimeoutError, InputNode, MultiOutputNode, bind
+from raycomm.testing import Fault, Point, Stall, inject
 from tests.ray.row_actors import Odd
 from tests.ray.workers import PATIENCE_S, Gate, Worker, chain, start, until
 
@@ -75,18 +76,19 @@ def test_an_interrupt_ends_a_wait_and_nothing_else(workers: list[Any], gate: Gat
 
 
 def test_an_interrupt_during_compile_leaves_nothing(workers: list[Any], gate: Gate) -> None:
-    """One actor is up, the other busy: what had been begun is taken back, and both can be compiled again."""
+    """One actor has its loop, the other is stuck in its set-up: what was begun is taken back, and both can be compiled again."""
     busy = Worker.remote("busy")
-    call = busy.hold.remote(1, gate.path)
-    gate.wait_entered()
     with interrupted_once(lambda: loops(workers[0]) == 1) as sent:
-        with pytest.raises(KeyboardInterrupt):
+        with (
+            inject(Fault(actor=busy, point=Point.SETUP_BEGIN, action=Stall(gate.path))),
+            pytest.raises(KeyboardInterrupt),
+        ):
             raycomm.compile(chain(workers[0].echo, busy.echo))
             time.sleep(5)
         assert time.monotonic() - sent[0] < 10
     until(lambda: loops(workers[0]) == 0, "the loop that had begun leaves")
     gate.open()
-    assert ray.get(call) == 1
+    assert ray.get(busy.add.remote(1)) == 2
     until(lambda: loops(busy) == 0, "the loop that came late leaves")
     with raycomm.compile(chain(workers[0].echo, busy.echo)) as graph:
         assert graph.execute(1).get() == 1
