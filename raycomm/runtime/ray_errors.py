@@ -7,6 +7,7 @@ channel exceptions leave with Ray's Compiled Graphs, and `raycomm` must go on wi
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import ray.exceptions
@@ -57,6 +58,10 @@ def raised_by_method(failure: Failure, graph: str) -> BaseException:
     It is an instance of the user's own type and of Ray's `RayTaskError`, as with plain actor calls, and shows the remote
     traceback. Ray's error types raised in a method, and ours, are raised as they are.
     """
+    own = getattr(errors, failure.type_name.removeprefix("raycomm.errors."), None) if failure.exception is None else None
+    if isinstance(own, type) and issubclass(own, errors.RaycommError):
+        # There was no room for all of the report; what its kind was still shows.
+        failure = replace(failure, exception=own(failure.message))
     where = f"raised by {failure.origin} in execution {failure.execution} of graph {graph!r}"
     cause = failure.exception
     if isinstance(cause, errors.RaycommError | ray.exceptions.RayError):
