@@ -174,14 +174,11 @@ class CompiledGraph:
     def relieve(self) -> None:
         """In a long wait: take results aside that an actor needs to be taken.
 
-        An actor whose results of one output hold all memory, or fill a short ring, waits until they are taken, and what is waited
-        for may be another output, which needs that actor to go on.
+        An actor whose results hold all memory, or fill a short ring, waits until they are taken, and what is waited for may be
+        another output, or a later result, which needs that actor to go on.
         """
-        core = self._arena.core
-        if len(self._order) > 1 and any(
-            kind in (_core.MEMORY, _core.WRITING) and 0 in peers
-            for kind, _, _, _, peers in map(core.doing, range(1, len(self.plan.processes)))
-        ):
+        rows = map(self._arena.core.doing, range(1, len(self.plan.processes)))
+        if any(kind in (_core.MEMORY, _core.WRITING) and 0 in peers for kind, _, _, _, peers in rows):
             self._free_memory(0.0)
 
     def _free_memory(self, timeout_s: float) -> None:

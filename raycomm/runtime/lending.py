@@ -14,7 +14,7 @@ from raycomm import _core
 from raycomm.channel import ShmArena
 from raycomm.errors import RaycommError
 from raycomm.plan import Plan
-from raycomm.runtime.loop import shared_memory_error
+from raycomm.runtime.memory_error import shared_memory_error
 
 # The graph whose loop runs the current method. Weak: a task that a method starts inherits the context, and may outlive the graph.
 _current: contextvars.ContextVar[tuple[weakref.ref[ShmArena], Plan]] = contextvars.ContextVar("raycomm_graph")

@@ -17,12 +17,13 @@ from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thr
 from raycomm import _core
 from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
-from raycomm.errors import SerializationError, SharedMemoryError
+from raycomm.errors import SerializationError
 from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
 from raycomm.runtime.coroutines import CoroutineMethod
 from raycomm.runtime.fault_points import FaultPoints
+from raycomm.runtime.memory_error import shared_memory_error
 from raycomm.testing.faults import Point
 
 Step = Callable[[], None]
@@ -334,9 +335,15 @@ class Loop:
         try:
             payload, buffers = encode_failure(failure)
             writer.write_failure(payload, buffers)
+            return
         except (SerializationError, _core.PoolFull):
-            # Not even the report fits: what always does, without a block, is its beginning.
-            kind, text, origin = (brief(field) for field in (failure.type_name, failure.message, failure.origin))
+            pass
+        # There is no memory for all of the report. Its text may fit the ring slot; what always does is the beginning of that.
+        kind, text, origin = failure.type_name, failure.message, failure.origin
+        try:
+            writer.write_failure(*encode_failure(Failure(None, kind, text, "", origin, failure.execution)), 0.0)
+        except (SerializationError, _core.PoolFull, _core.TimedOut):
+            kind, text, origin = brief(kind), brief(text), brief(origin)
             writer.write_failure(*encode_failure(Failure(None, kind, text, "", origin, failure.execution)))
 
     def _unsent(self, error: Exception, channels: tuple[int, ...]) -> Failure:
@@ -370,31 +377,3 @@ class Loop:
 def brief(text: str) -> str:
     """At most 60 bytes of a text: three of them fit every ring slot."""
     return text.encode("ascii", "backslashreplace")[:60].decode()
-
-
-def shared_memory_error(error: _core.PoolFull, plan: Plan, what: str) -> SharedMemoryError:
-    """The error a user sees when no block can be had: who holds how much, and what to do."""
-    wanted, free, limit, errno, holders, shortage, others = error.args
-    mib = 1 << 20
-    amounts = [f"{plan.processes[process].label} {size / mib:.1f} MiB" for process, size in sorted(holders.items())]
-    if others:
-        amounts.append(f"pools of other processes {others / mib:.1f} MiB")
-    held = ", ".join(amounts) or "nobody"
-    system = f" (the system refused: errno {errno})" if errno else ""
-    why = "Let go of received arrays and tensors, or compile with a larger shm_limit_bytes"
-    if shortage == _core.SHORTAGE_CIRCULAR:
-        why = (
-            "Those who hold them wait for this process, so waiting would not help: one execution needs more than the limit. "
-            "Compile with a larger shm_limit_bytes"
-        )
-    elif shortage == _core.SHORTAGE_TOO_LARGE:
-        why = "It alone is larger than the limit: compile with a larger shm_limit_bytes"
-    return SharedMemoryError(
-        f"graph {plan.name!r}: no {wanted / mib:.1f} MiB of shared memory for {what}{system}: {free / mib:.1f} MiB "
-        f"free of {limit / mib:.0f} MiB; blocks are held by: {held}. {why}",
-        graph=plan.name,
-        wanted_bytes=wanted,
-        free_bytes=free,
-        limit_bytes=limit,
-        holders=held,
-    )

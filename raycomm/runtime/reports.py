@@ -13,7 +13,7 @@ from raycomm.observe.board import Board, State
 from raycomm.options import Options
 from raycomm.plan import Plan
 from raycomm.runtime import ray_errors
-from raycomm.runtime.loop import shared_memory_error
+from raycomm.runtime.memory_error import shared_memory_error
 
 
 class Reports:

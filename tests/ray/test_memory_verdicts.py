@@ -176,7 +176,6 @@ def results(refs: list[Any], mib: int) -> int:
     return right
 
 
-@pytest.mark.xfail(strict=True, reason="it arrives cut to its beginning, and then as a RuntimeError")
 def test_a_shortage_is_typed_though_there_is_no_memory_for_its_report(actors: list[Any]) -> None:
     with InputNode() as x:
         node = bind(actors[0].ones, x)
@@ -225,12 +224,7 @@ def test_empty_in_a_circle_through_the_driver(actors: list[Any], inputs: int, li
         assert graph.execute(np.ones(5 * _MIB, np.uint8), timeout=PATIENCE_S).get(PATIENCE_S)[-1] == 5
 
 
-_HANGS = pytest.mark.xfail(strict=True, reason="results of the only output are not moved aside while it is waited for")
-
-
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=_HANGS) for way in ("wait", "await the last", "done")] + ["await all", "get the last"]
-)
+@pytest.mark.parametrize("way", ["wait", "await the last", "done", "await all", "get the last"])
 def test_results_of_one_output_that_fill_all_memory(actors: list[Any], way: str) -> None:
     """Nothing was fetched when the wait begins. It ends; results there was no memory for failed, the others are right."""
 
@@ -311,7 +305,6 @@ def test_free_memory_of_a_process_that_computes_is_waited_for(actors: list[Any],
         assert graph.stats().budget_used <= 8 * _MIB
 
 
-@pytest.mark.xfail(strict=True, reason="only the driver's pool is trimmed; those of actors stay as long as the graph object")
 def test_teardown_gives_the_memory_of_actors_back(actors: list[Any]) -> None:
     """While the graph object, kept here, still maps it."""
     with InputNode() as x:
