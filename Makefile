@@ -26,7 +26,7 @@ lint: $(VENV)/built
 	$(VENV)/bin/mypy
 
 unit: $(VENV)/built
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 slow: $(VENV)/built sanitize cross wheel
 	$(PY) -m pytest -m slow

@@ -129,6 +129,7 @@ bool Writer::stage_and_publish(int64_t deadline) {
     }
   }
   if (short_of_memory) rings_.front().count_wait(ticks() - short_of_memory->began());
+  if (short_of_memory) short_of_memory->over();
   short_of_memory.reset();
   const auto copy = [this] {
     for (const auto& staged : staged_)

@@ -333,6 +333,7 @@ NB_MODULE(_core, m) {
         for (MemoryWait wait(*a.graph, *a.pool);;) {
           try {
             Lease* lease = a.pool->lend(bytes, data);
+            wait.over();
             return nb::steal(make_buffer(Storage::leased(lease, data, bytes), true));
           } catch (const PoolExhausted& report) {
             if (!wait.step(report, deadline, result_waits)) raise();

@@ -38,7 +38,10 @@ int64_t deadline_after(double seconds) {
   return seconds > 1e9 ? kNoDeadline : now_ns() + static_cast<int64_t>(std::ceil(seconds * 1e9));
 }
 
-MemoryWait::~MemoryWait() { graph_.board().resume(ticks()); }
+MemoryWait::~MemoryWait() {
+  // Nobody sees a wait that is over. The driver's goes on in Python, which looks at the row to say what it waits for.
+  if (over_ || graph_.process() != kDriver) graph_.board().resume(ticks());
+}
 
 bool MemoryWait::judge(const PoolExhausted& report, int64_t deadline) {
   const Shortage shortage = pool_.shortage(report.wanted, began_, deadline != 0);

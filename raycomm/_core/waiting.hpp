@@ -62,7 +62,8 @@ class MemoryWait {
  public:
   MemoryWait(const Neighbourhood& graph, Pool& pool) : graph_(graph), pool_(pool), began_(ticks()) {}
   MemoryWait(const MemoryWait&) = delete;
-  ~MemoryWait();  // nobody sees a wait that is over
+  ~MemoryWait();
+  void over() { over_ = true; }  // there was memory
   // One step: true, try again; false, a Python error is set (PoolFull, TimedOut, Closed, or a signal's). `interrupted()` ends the step early.
   template <class Interrupted>
   bool step(const PoolExhausted& report, int64_t deadline, const Interrupted& interrupted) {
@@ -83,6 +84,7 @@ class MemoryWait {
   const Neighbourhood& graph_;
   Pool& pool_;
   uint64_t began_;  // ticks
+  bool over_ = false;
 };
 
 // One thread at a time and only in the process that made it; anything else is a clear error, not corruption.

@@ -156,6 +156,8 @@ class _SetUp:
                     calls[self._hello(process)] = process
                 except ray.exceptions.RayActorError as error:
                     raise self._died(process, str(error)) from error
+                except ray.exceptions.RayError as error:
+                    raise self._refused(process, error) from error
 
     def _hello(self, process: int) -> Any:
         handle: Any = self._graph.actors[process - 1].handle
@@ -248,15 +250,18 @@ class _SetUp:
         except ray.exceptions.RayActorError as error:  # dead for good, or about to restart
             raise self._died(process, str(error)) from error
         except ray.exceptions.RayError as error:
-            raise CompileError(
-                f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)} refused: {error}. "
-                "Either raycomm is not installed in its environment in the driver's version, or a constant bound in the graph "
-                "cannot be unpickled there",
-                node=self._label(process),
-                remedy="install raycomm in the actor's environment, or pass the constant as an input",
-            ) from error
+            raise self._refused(process, error) from error
         assert isinstance(prepared, Prepared)
         return prepared
+
+    def _refused(self, process: int, error: Exception) -> CompileError:
+        return CompileError(
+            f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)} refused: {error}. "
+            "Either raycomm is not installed in its environment in the driver's version, or a constant bound in the graph "
+            "cannot be unpickled there",
+            node=self._label(process),
+            remedy="install raycomm in the actor's environment, or pass the constant as an input",
+        )
 
     def _attach(self, prepared: Prepared, problems: list[str]) -> Address | None:
         assert prepared.address is not None

@@ -29,6 +29,7 @@ from raycomm.runtime import ray_errors
 from raycomm.runtime.awaiting import Line, Waker
 from raycomm.runtime.blueprint import shares_tensors
 from raycomm.runtime.lending import filled_by
+from raycomm.runtime.memory_error import shared_memory_error
 from raycomm.runtime.outputs import OutputQueue, first_of, first_part, rest_of
 from raycomm.runtime.refs import PENDING, Ref
 from raycomm.runtime.reports import Reports
@@ -306,7 +307,9 @@ class CompiledGraph:
                 if deadline.over:
                     raise self.reports.execute_timed_out(limit) from None
                 notice.give(self.reports.execute_waits)
-            except (_core.Closed, _core.Misuse, _core.PoolFull) as error:
+            except _core.PoolFull as error:
+                raise shared_memory_error(error, self.plan, "raycomm.empty") from None
+            except (_core.Closed, _core.Misuse) as error:
                 self.raise_native(error, None)
 
     def status(self) -> GraphStatus:

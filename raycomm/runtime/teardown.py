@@ -17,6 +17,7 @@ from raycomm.plan import Plan
 logger = logging.getLogger("raycomm")
 
 _KILL_LIMIT_S = 5.0
+_IN_A_METHOD_S = 0.05
 
 
 class Teardown:
@@ -45,7 +46,8 @@ class Teardown:
                 ray.kill(handles[process - 1])
             late = self.wait(Deadline(_KILL_LIMIT_S))
         rows = [self._board.row(process) for process in late]
-        busy = [str(row) for row in rows if row.state is State.COMPUTING]  # the others leave as soon as they look
+        # The others leave as soon as they look, and so does one that has only just begun.
+        busy = [str(row) for row in rows if row.state is State.COMPUTING and row.seconds > _IN_A_METHOD_S]
         if busy:
             logger.warning(
                 "graph %r is torn down, but after %s s still in a method: %s. They leave it when it returns; "

@@ -131,8 +131,7 @@ def test_wait_ends_with_a_teardown(workers: list[Any], gate: Gate) -> None:
 def test_what_wait_refuses(workers: list[Any]) -> None:
     with raycomm.compile(chain(workers[0].echo)) as graph:
         ref = graph.execute(1)
-        with pytest.raises(ValueError, match="a ref twice"):
-            raycomm.wait([ref, ref], num_returns=1)
+        assert raycomm.wait([ref, ref], num_returns=2) == ([ref, ref], [])  # a node twice among the outputs has one ref
         for number in (0, -1, 2):
             with pytest.raises(ValueError, match=f"num_returns={number} must lie between 1 and the number of refs, 1"):
                 raycomm.wait([ref], num_returns=number)
