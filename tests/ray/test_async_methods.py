@@ -116,8 +116,9 @@ def test_a_coroutine_that_ends_its_actor(how: str) -> None:
     if how == "exit_actor":
         with pytest.raises(ray.exceptions.ActorDiedError):
             while True:
-                with suppress(ray.exceptions.ActorUnavailableError):  # on its way out
-                    ray.get(actor.add.remote(1), timeout=PATIENCE_S)
+                # On its way out; Ray may lose a call that reaches it then, so one of them is not waited for as long as for the death.
+                with suppress(ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError):
+                    ray.get(actor.add.remote(1), timeout=5)
     else:
         assert ray.get(actor.add.remote(1), timeout=PATIENCE_S) == 2  # its event loop goes on
     graph.teardown()
