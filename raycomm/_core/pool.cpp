@@ -154,20 +154,22 @@ bool Pool::reserve(uint64_t bytes) {
 }
 
 bool Pool::back(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error) {
+  if (reserve(reserved)) return fill(offset, bytes, reserved, error);
   ArenaHeader& header = budget_->header();
-  if (!reserve(reserved)) {
-    const uint64_t now = static_cast<uint64_t>(now_ns());
-    header.budget_wanted_ns.store(now, std::memory_order_relaxed);
-    if (graph_->process() != kDriver) header.results_wanted_ns.store(now, std::memory_order_relaxed);
-    return false;
-  }
+  const uint64_t now = static_cast<uint64_t>(now_ns());
+  header.budget_wanted_ns.store(now, std::memory_order_relaxed);
+  if (graph_->process() != kDriver) header.results_wanted_ns.store(now, std::memory_order_relaxed);
+  return false;
+}
+
+bool Pool::fill(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error) {
   error = 0;
   for (uint64_t done = 0; done < bytes && error == 0;) {  // in steps: the limit of a cgroup is looked at before each
     const uint64_t step = std::min(bytes - done, kStep);
     error = cgroups_have(limits_, step) ? commit_bytes(own_->fd(), offset + done, step) : ENOMEM;
     done += step;
   }
-  if (error != 0) return header.budget_used.fetch_sub(reserved, std::memory_order_relaxed), false;
+  if (error != 0) return budget_->header().budget_used.fetch_sub(reserved, std::memory_order_relaxed), false;
   count_committed(static_cast<int64_t>(reserved));
   return true;
 }
@@ -180,7 +182,8 @@ bool Pool::commit(uint64_t needed, int& error) {
   const uint64_t least = align_up(needed - committed_, 4096);
   const uint64_t ahead = std::min(align_up(std::clamp(committed_ / 2, kFirstStep, kStep), 4096), limit - committed_);
   const uint64_t at = own_->pool_offset() + committed_;
-  if (ahead > least && back(at, ahead, ahead, error)) return committed_ += ahead, true;
+  // What is taken ahead is no need: if the budget refuses it, nobody is asked to make room.
+  if (ahead > least && reserve(ahead) && fill(at, ahead, ahead, error)) return committed_ += ahead, true;
   return back(at, least, least, error) && (committed_ += least, true);
 }
 

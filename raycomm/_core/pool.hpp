@@ -140,7 +140,9 @@ class Pool {
   void resize(uint32_t index, uint64_t offset, uint64_t bytes);
   bool commit(uint64_t needed, int& error);
   bool reserve(uint64_t bytes);  // of the budget
-  bool back(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);  // takes memory for a range, `reserved` of it new to the budget
+  // Takes memory for a range, `reserved` bytes of it new to the budget; asks the other processes for theirs if the budget has no more.
+  bool back(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);
+  bool fill(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);  // the same, with what reserve() has got
   void trim_locked();
   void make_free(uint32_t index);
 
@@ -167,6 +169,7 @@ class Pool {
   uint64_t committed_ = 0;  // the beginning of the pool up to here has been given memory once; holes may have lost theirs
   uint64_t memory_ = 0;     // bytes that have memory now
   uint64_t free_bytes_ = 0; // in free blocks that have memory
+  std::atomic<int64_t> trimmed_ns_{0};
 };
 
 // Clears `process`'s bit on a block; whoever clears the last bit pushes the block on its owner's free stack. Idempotent.

@@ -90,7 +90,8 @@ Shortage Pool::look(uint64_t wanted, uint64_t began, int64_t waited_ns, uint64_t
 
 void Pool::trim_if_wanted() {
   const int64_t wanted = static_cast<int64_t>(budget_->header().budget_wanted_ns.load(std::memory_order_relaxed));
-  if (wanted == 0 || now_ns() - wanted > kForgottenNs) return;
+  // Whoever wants some asks every 20 ms, so one look for each time it asks is enough.
+  if (wanted <= trimmed_ns_.load(std::memory_order_relaxed) || now_ns() - wanted > kForgottenNs) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (lock) trim_locked();
 }
@@ -101,6 +102,7 @@ void Pool::trim() {
 }
 
 void Pool::trim_locked() {
+  trimmed_ns_.store(now_ns(), std::memory_order_relaxed);
   collect();
   scan();
   // Nobody reads a free block; and the file keeps its size, so that a stray look finds zeros, never a fault.

@@ -308,7 +308,7 @@ class CompiledGraph:
                     raise self.reports.execute_timed_out(limit) from None
                 notice.give(self.reports.execute_waits)
             except _core.PoolFull as error:
-                raise shared_memory_error(error, self.plan, "raycomm.empty") from None
+                raise shared_memory_error(error, self._arena.core, self.plan, "raycomm.empty") from None
             except (_core.Closed, _core.Misuse) as error:
                 self.raise_native(error, None)
 

@@ -57,7 +57,7 @@ def empty(shape: Sequence[int] | int, dtype: Any) -> Any:
         try:
             return arena.core.lend(size)
         except _core.PoolFull as error:
-            raise shared_memory_error(error, plan, "raycomm.empty") from None
+            raise shared_memory_error(error, arena.core, plan, "raycomm.empty") from None
         except _core.Closed:
             raise RaycommError(f"raycomm.empty: graph {plan.name!r}, which ran this method, has ended") from None
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thread but the main one
 
 from raycomm import _core
-from raycomm.channel import ShmArena, ShmReader, ShmWriter
+from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
-from raycomm.errors import SerializationError
+from raycomm.errors import RaycommError, SerializationError
 from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
@@ -332,24 +333,27 @@ class Loop:
         return step
 
     def _write_failure(self, writer: ShmWriter, failure: Failure) -> None:
-        try:
-            payload, buffers = encode_failure(failure)
-            writer.write_failure(payload, buffers)
-            return
-        except (SerializationError, _core.PoolFull):
-            pass
-        # There is no memory for all of the report. Its text may fit the ring slot; what always does is the beginning of that.
         kind, text, origin = failure.type_name, failure.message, failure.origin
-        try:
-            writer.write_failure(*encode_failure(Failure(None, kind, text, "", origin, failure.execution)), 0.0)
-        except (SerializationError, _core.PoolFull, _core.TimedOut):
-            kind, text, origin = brief(kind), brief(text), brief(origin)
-            writer.write_failure(*encode_failure(Failure(None, kind, text, "", origin, failure.execution)))
+        reports = [(failure, NO_LIMIT)]
+        # There may be no memory for all of it. One of our own errors says everything by itself and often fits a ring slot; else
+        # the text alone may.
+        if isinstance(failure.exception, RaycommError):
+            reports.append((replace(failure, message="", traceback="", wire=None), 0.0))
+        reports.append((Failure(None, kind, text, "", origin, failure.execution), 0.0))
+        for report, limit_s in reports:
+            try:
+                writer.write_failure(*encode_failure(report), limit_s)
+                return
+            except (SerializationError, _core.PoolFull, _core.TimedOut):
+                continue
+        # What always fits is the beginning of that.
+        kind, text, origin = brief(kind), brief(text), brief(origin)
+        writer.write_failure(*encode_failure(Failure(None, kind, text, "", origin, failure.execution)))
 
     def _unsent(self, error: Exception, channels: tuple[int, ...]) -> Failure:
         names = ", ".join(self._plan.channels[channel].value for channel in channels)
         if isinstance(error, _core.PoolFull):
-            error = shared_memory_error(error, self._plan, names)
+            error = shared_memory_error(error, self._arena.core, self._plan, names)
         elif isinstance(error, SerializationError):
             text = f"{names} of graph {self._plan.name!r}: {error}"
             if error.type_name == "coroutine":

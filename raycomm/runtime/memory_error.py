@@ -2,34 +2,65 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from raycomm import _core
 from raycomm.errors import SharedMemoryError
 from raycomm.plan import Plan
 
+_MIB = 1 << 20
+_DRIVER = 0
 
-def shared_memory_error(error: _core.PoolFull, plan: Plan, what: str) -> SharedMemoryError:
-    """The error a user sees when no block can be had: who holds how much, and what to do."""
-    wanted, free, limit, errno, holders, shortage, others = error.args
-    mib = 1 << 20
-    amounts = [f"{plan.processes[process].label} {size / mib:.1f} MiB" for process, size in sorted(holders.items())]
-    if others:
-        amounts.append(f"pools of other processes {others / mib:.1f} MiB")
+
+def shared_memory_error(error: _core.PoolFull, core: _core.Arena, plan: Plan, what: str) -> SharedMemoryError:
+    """The error a user sees when no block can be had for `what` in the process of `core`: who holds how much, and what to do."""
+    wanted, free, limit, errno, own_blocks, shortage, others = error.args
+    holders = Counter(own_blocks)
+    for process in range(len(plan.processes)):
+        if process != core.process:
+            blocks = _blocks_of(core, process)
+            holders.update(blocks)
+            others -= sum(blocks.values())
+    amounts = [f"{plan.processes[process].label} {size / _MIB:.1f} MiB" for process, size in sorted(holders.items())]
+    if others > 0:
+        amounts.append(f"free in the pools of other processes, or out of sight, {others / _MIB:.1f} MiB")
     held = ", ".join(amounts) or "nobody"
     system = f" (the system refused: errno {errno})" if errno else ""
-    why = "Let go of received arrays and tensors, or compile with a larger shm_limit_bytes"
-    if shortage == _core.SHORTAGE_CIRCULAR:
-        why = (
-            "Those who hold them wait for this process, so waiting would not help: one execution needs more than the limit. "
-            "Compile with a larger shm_limit_bytes"
-        )
-    elif shortage == _core.SHORTAGE_TOO_LARGE:
-        why = "It alone is larger than the limit: compile with a larger shm_limit_bytes"
     return SharedMemoryError(
-        f"graph {plan.name!r}: no {wanted / mib:.1f} MiB of shared memory for {what}{system}: {free / mib:.1f} MiB "
-        f"free of {limit / mib:.0f} MiB; blocks are held by: {held}. {why}",
+        f"graph {plan.name!r}: no {wanted / _MIB:.1f} MiB of shared memory for {what}{system}: {free / _MIB:.1f} MiB "
+        f"free of {limit / _MIB:.1f} MiB; blocks are held by: {held}. {_remedy(shortage, set(holders), core.process)}",
         graph=plan.name,
         wanted_bytes=wanted,
         free_bytes=free,
         limit_bytes=limit,
         holders=held,
     )
+
+
+def _blocks_of(core: _core.Arena, process: int) -> dict[int, int]:
+    """Who holds how many bytes of a process's blocks; nothing if this process does not know its memory."""
+    try:
+        return core.block_holders(process)
+    except _core.ArenaError:
+        return {}
+
+
+def _remedy(shortage: int, holders: set[int], process: int) -> str:
+    if shortage == _core.SHORTAGE_CIRCULAR:
+        return (
+            "Those who hold them wait for this process, so waiting would not help: one execution needs more than the limit. "
+            "Compile with a larger shm_limit_bytes"
+        )
+    if shortage == _core.SHORTAGE_TOO_LARGE:
+        return "It alone is larger than the limit: compile with a larger shm_limit_bytes"
+    if holders == {process} and process != _DRIVER:
+        return (
+            "It holds what this execution gave it until the execution is over, so waiting would not help. Compile with a larger "
+            "shm_limit_bytes, or let its methods keep no views of what they were given"
+        )
+    if _DRIVER in holders:
+        return (
+            "The driver's are results that were not fetched yet and arrays and tensors that it keeps. Fetch results or drop "
+            "their refs, let go of received arrays and tensors, or compile with a larger shm_limit_bytes"
+        )
+    return "Let go of received arrays and tensors, or compile with a larger shm_limit_bytes"

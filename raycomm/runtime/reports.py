@@ -104,7 +104,7 @@ class Reports:
     def raise_native(self, error: Exception, execution: int | None, *, torn_down: bool) -> NoReturn:
         """Turn what the native part raised into an error that says what happened, where, and what to do."""
         if isinstance(error, _core.PoolFull):
-            raise shared_memory_error(error, self._plan, "the input") from None
+            raise shared_memory_error(error, self._arena.core, self._plan, "the input") from None
         if isinstance(error, _core.Overfull):
             limit = self._options.max_buffered_results
             raise _error(

@@ -123,7 +123,7 @@ def test_pinned_views_raise_promptly_and_are_named(workers: list[Any]) -> None:
         error = caught.value
         assert (error.graph, error.wanted_bytes, error.limit_bytes) == ("g", 2 * _MIB, 8 * _MIB)
         assert error.holders == "driver 8.0 MiB"
-        assert "Let go of received arrays and tensors, or compile with a larger shm_limit_bytes" in str(error)
+        assert "Fetch results or drop their refs, let go of received arrays and tensors, or compile with a larger" in str(error)
         views.pop()
         views.append(graph.execute(2 * _MIB).get(PATIENCE_S))  # one is let go of, one fits
         with pytest.raises(SharedMemoryError):
@@ -131,6 +131,25 @@ def test_pinned_views_raise_promptly_and_are_named(workers: list[Any]) -> None:
         views.clear()
         for _ in range(5):
             assert graph.execute(2 * _MIB).get(PATIENCE_S).nbytes == 2 * _MIB
+
+
+def test_results_that_nobody_fetches_are_named(workers: list[Any]) -> None:
+    """More executions than results fit: those that find no memory fail, and say that it is results that lie there unfetched."""
+    with raycomm.compile(chain(workers[0].zeros), shm_limit_bytes=8 * _MIB) as graph:
+        refs = [graph.execute(2 * _MIB, timeout=PATIENCE_S) for _ in range(20)]
+        with pytest.raises(SharedMemoryError, match="results that were not fetched yet") as caught:
+            [ref.get(PATIENCE_S) for ref in refs]
+        assert caught.value.holders == "driver 8.0 MiB"
+
+
+def test_an_input_and_a_result_that_do_not_fit_together(workers: list[Any]) -> None:
+    """The actor holds its input until it has returned: only a larger limit helps, and the text says so, and who holds what."""
+    with raycomm.compile(chain(workers[0].echo), shm_limit_bytes=8 * _MIB, share_tensors=False) as graph:
+        name = graph.plan.processes[1].label
+        with pytest.raises(SharedMemoryError, match="waiting would not help.*larger shm_limit_bytes") as caught:
+            graph.execute(ones(6)).get(PATIENCE_S)
+        assert caught.value.holders == f"{name} 6.0 MiB"
+        assert graph.execute(ones(2)).get(PATIENCE_S).nbytes == 2 * _MIB
 
 
 def test_an_actor_that_keeps_its_inputs(workers: list[Any]) -> None:
