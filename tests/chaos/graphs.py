@@ -95,6 +95,9 @@ class Spec:
         return "\n".join([*rows, f"  outputs {'one' if self.single else 'many'} {self.outputs}", f"  options {self.options}"])
 
 
+_SMALL_SLOT = 500  # bytes
+
+
 class Draw:
     """Draws one graph.
 
@@ -304,6 +307,10 @@ class Draw:
             options["share_tensors"] = True
         if rng.random() < 0.1 and not any(map(self._asynchronous, self.spec.actors)):
             options["loop_thread"] = "actor"
+        if "shm_limit_bytes" in options:  # rings of large slots would alone take more than that, and compile says so
+            for inline in (options, *(step.channel for step in self.spec.steps if isinstance(step, Call))):
+                if inline.get("inline_bytes", 0) > _SMALL_SLOT:
+                    del inline["inline_bytes"]
         # A channel from the driver needs as many slots as executions may be under way; only results have options here.
         self.spec.options = options
 
