@@ -10,6 +10,7 @@ import raycomm
 from tests.chaos.methods import PASSING
 from tests.chaos.values import LARGEST, draw, draw_constant
 
+_SMALL_SLOT = 500  # bytes
 _WEIGHT = 6  # values a value may be made of
 _KINDS = ("bytes", "array", "tensor")
 
@@ -93,9 +94,6 @@ class Spec:
         rows = [f"  inputs {self.inputs} ({'raycomm' if self.own_input else 'ray.dag'}), values up to {self.largest} B"]
         rows += [f"  {index}: {step}" for index, step in enumerate(self.steps)]
         return "\n".join([*rows, f"  outputs {'one' if self.single else 'many'} {self.outputs}", f"  options {self.options}"])
-
-
-_SMALL_SLOT = 500  # bytes
 
 
 class Draw:
