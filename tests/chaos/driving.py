@@ -346,6 +346,8 @@ class Driver:
                     raise Wrong("too many results without a limit") from error
             except Exception as error:
                 self._ended_or_wrong(error)
+                seed = rng.getrandbits(60)  # a smaller one may fit
+                args, kwargs = inputs_of(self.spec, seed)
             if time.monotonic() > end:
                 raise Wrong(f"execute_async found no room in {_PATIENCE_S} s")
             await asyncio.sleep(0.001)

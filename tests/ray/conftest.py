@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from raycomm.testing import Stall
 from tests.ray.workers import Gate, start
 
 
@@ -23,3 +24,11 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate = Gate(str(tmp_path / "gate"))
     yield gate
     gate.open()
+
+
+@pytest.fixture
+def stall(tmp_path: Path) -> Iterator[Stall]:
+    """A place for faults to stall at; released at the end at the latest."""
+    stall = Stall(str(tmp_path / "stall"))
+    yield stall
+    stall.release()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +13,7 @@ import ray.exceptions
 import raycomm
 from raycomm import ActorDiedError, CompileError, InputNode, bind
 from raycomm.testing import Action, Exit, ExitActor, Fault, Kill, Point, Raise, Sleep, Stall, inject
-from tests.ray.leader import Leader
-from tests.ray.workers import PATIENCE_S, Gate, Worker, start, until
+from tests.ray.workers import PATIENCE_S, Worker, free, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -61,13 +56,6 @@ def ends(cluster: None) -> list[Any]:
     return start(2)
 
 
-@pytest.fixture
-def stall(tmp_path: Path) -> Iterator[Stall]:
-    stall = Stall(str(tmp_path / "stall"))
-    yield stall
-    stall.release()
-
-
 def pipeline(ends: list[Any], middle: Any) -> Any:
     """input -> first.add -> middle.add -> last.add: three is added."""
     with InputNode() as x:
@@ -108,17 +96,6 @@ def check(error: Any, graph: Any, victim: Any, pid: int) -> None:
     label = graph.plan.processes[2].label
     assert (error.graph, error.actor, error.pid, error.actor_id) == (graph.name, label, pid, victim._actor_id.hex())
     assert f"{label} (pid {pid})" in str(error)
-
-
-def free(*workers: Any) -> None:
-    """These actors answer at once, and hold nothing of any graph."""
-    assert ray.get([worker.add.remote(1) for worker in workers], timeout=_HANG_S) == [2] * len(workers)
-    for worker in workers:
-        until(lambda worker=worker: holds_nothing(ray.get(worker.vitals.remote())), "the loop leaves")
-
-
-def holds_nothing(vitals: dict[str, int]) -> bool:
-    return not any(vitals[name] for name in ("loops", "memfds", "maps"))
 
 
 @pytest.mark.parametrize("how", _WAYS)
@@ -352,64 +329,3 @@ def test_a_fault_for_an_actor_outside_the_graph_is_refused(ends: list[Any], vict
         Fault(actor="A", point=Point.LEAVING, action=Kill(), execution=1)
     with pytest.raises(ValueError, match="belongs to no call"):
         Fault(actor="A", point=Point.BEFORE_READ, action=Kill(), method="add")
-
-
-# --- a driver that ends ---
-
-_DRIVER = """
-import sys, time, ray, raycomm
-from raycomm.testing import Fault, Point, Stall, inject
-address, point, path = sys.argv[1:]
-ray.init(address=address, namespace="faults", log_to_driver=False)
-a, b = ray.get_actor("a"), ray.get_actor("b")
-with raycomm.InputNode() as x:
-    out = raycomm.bind(b.add, raycomm.bind(a.add, x))
-with inject(*([Fault(actor=a, point=Point[point], action=Stall(path))] if point != "IDLE" else [])):
-    graph = raycomm.compile(out)
-refs = [graph.execute(1)]
-if point == "IDLE":
-    assert refs[0].get(timeout=60) == 3
-    open(path + ".reached", "w").close()
-time.sleep(600)
-"""
-
-
-@pytest.fixture(scope="module")
-def named(cluster: None) -> list[Any]:
-    """Two actors that a driver finds by name."""
-    workers = [Worker.options(name=name, namespace="faults").remote(name) for name in ("a", "b")]
-    ray.get([worker.pid.remote() for worker in workers])
-    return workers
-
-
-@pytest.mark.parametrize("point", ["IDLE", "SETUP_ARENA", "SETUP_READY", "BEFORE_READ", "AFTER_CALL", "AFTER_WRITE"])
-def test_a_driver_that_is_killed_leaves_its_actors_to_others(named: list[Any], stall: Stall, point: str) -> None:
-    address = ray.get_runtime_context().gcs_address
-    driver = subprocess.Popen([sys.executable, "-c", _DRIVER, address, point, stall.path])
-    try:
-        until(lambda: stall.reached() or driver.poll() is not None, "the driver has come to its point")
-        assert driver.poll() is None
-    finally:
-        driver.kill()
-        driver.wait()
-    stall.release()
-    begin = time.monotonic()
-    free(*named)
-    assert time.monotonic() - begin < _HANG_S
-    with InputNode() as x:
-        out = bind(named[1].add, bind(named[0].add, x))
-    with raycomm.compile(out) as graph:
-        assert graph.execute(1).get(timeout=PATIENCE_S) == 3
-
-
-def test_an_actor_that_is_a_driver_is_killed(ends: list[Any], gate: Gate) -> None:
-    leader = Leader.remote()
-    ray.get(leader.begin.remote(*ends, gate.path), timeout=PATIENCE_S)
-    gate.wait_entered()
-    ray.kill(leader)
-    until(lambda: ray.get(ends[0].vitals.remote())["loops"] == 0, "the idle loop leaves", _HANG_S)
-    assert ray.get(ends[1].add.remote(1)) == 2  # the other is in its method still
-    gate.open()
-    free(*ends)
-    with raycomm.compile(pipeline(ends, start(1)[0])) as graph:
-        assert graph.execute(1).get(timeout=PATIENCE_S) == 4

@@ -263,3 +263,14 @@ def start(count: int, **options: Any) -> list[Any]:
     workers = [Worker.options(**options).remote(f"w{index}") for index in range(count)]
     ray.get([worker.pid.remote() for worker in workers])
     return workers
+
+
+def holds_nothing(vitals: dict[str, int]) -> bool:
+    return not any(vitals[name] for name in ("loops", "memfds", "maps"))
+
+
+def free(*workers: Any) -> None:
+    """These actors answer at once, and hold nothing of any graph."""
+    assert ray.get([worker.add.remote(1) for worker in workers], timeout=PATIENCE_S) == [2] * len(workers)
+    for worker in workers:
+        until(lambda worker=worker: holds_nothing(ray.get(worker.vitals.remote())), "the loop leaves")

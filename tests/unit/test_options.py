@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import re
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raycomm import CompileError
+from raycomm import CompileError, errors
 from raycomm.options import RAY_SPELLINGS, Options, check_limit
 
 DEFAULTS = {
@@ -171,3 +174,17 @@ def test_limits(value: Any) -> None:
 def test_no_limits(value: Any) -> None:
     with pytest.raises(ValueError, match="timeout=.* is not a time limit: .* -1 or None for no limit"):
         check_limit("timeout", value)
+
+
+def test_the_guide_has_every_option_and_every_error() -> None:
+    """With the default that it has; and each error with the plain Python type it is too."""
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in guide.splitlines() if line.startswith("| `")]
+    defaults = {row[0].strip("`"): row[2] for row in rows if len(row) == 5}
+    assert defaults == {field.name: str(getattr(Options(), field.name)) for field in fields(Options)}
+    told = {row[0].strip("`"): row[2] for row in rows if len(row) == 3 and row[0].strip("`").endswith("Error")}
+    kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert set(told) == set(kinds) - {"RaycommError", "ChannelError"}
+    for name, also in told.items():
+        plain = [base.__name__ for base in kinds[name].__bases__ if base.__module__ == "builtins" and base is not Exception]
+        assert plain == re.findall(r"`(\w+Error)`", also.split("Ray's")[0]), name
