@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from raycomm import _core
 from raycomm.channel import ShmArena
-from raycomm.codec import encode
+from raycomm.codec import Failure, encode
 from raycomm.errors import RaycommError, SerializationError
 from raycomm.observe.board import Board, State
 from raycomm.options import Options
@@ -72,7 +72,7 @@ class Reports:
             except SerializationError:
                 name = candidate
                 break
-        text = f"{name} of graph {self._name!r}: {error}. Nothing was submitted"
+        text = f"{name} of graph {self._name!r}: {str(error).rstrip('.')}. Nothing was submitted"
         return SerializationError(text, **{**error.attributes, "channel": name})
 
     def execute_waits(self) -> str:
@@ -96,6 +96,15 @@ class Reports:
             limit_s=limit,
             waits_for=waits,
         )
+
+    def raised_by_method(self, failure: Failure) -> BaseException:
+        """What `get` raises for an execution that failed."""
+        for process in self._plan.processes[1:]:
+            if failure.origin.startswith((f"{process.label}.", f"{process.label} ")):
+                index = process.index
+                place = ray_errors.Place(process.label, self._board.pid(index), self._actor_ids.get(index))
+                return ray_errors.raised_by_method(failure, self._name, place)
+        return ray_errors.raised_by_method(failure, self._name, None)
 
     def _memory_is_short(self) -> bool:
         """Whether the driver's last wait was one for memory."""
