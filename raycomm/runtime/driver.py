@@ -313,12 +313,14 @@ class CompiledGraph:
 
     def status(self) -> GraphStatus:
         """What every process of the graph does now and did last; `print` it. Does not block, and works while actors hang."""
+        self.reports.check_process()
         submitted = self._writer.published
         finished = min((queue.reader.published for queue in self._order), default=submitted)
-        return graph_status(self.plan, self._arena, self.board, self.state, submitted, finished)
+        return graph_status(self.plan, self._arena, self.board, self.state, submitted, finished, self.reports.reason)
 
     def stats(self) -> GraphStats:
         """Counters of every edge, call and pool since the graph was compiled. Does not block."""
+        self.reports.check_process()
         return graph_stats(self.plan, self._arena)
 
     @property

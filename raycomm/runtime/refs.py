@@ -67,8 +67,15 @@ class Ref:
         return self.get()
 
     def done(self) -> bool:
-        """Whether `get` would return or raise at once. Does not block."""
-        if self._value is not PENDING or self._queue.has(self._index) or self._graph.ended:
+        """Whether `get` would return or raise at once. Does not block.
+
+        Raises:
+            RaycommError: in a forked child, for what it has not fetched before.
+        """
+        if self._value is not PENDING:
+            return True
+        self._graph.reports.check_process()
+        if self._queue.has(self._index) or self._graph.ended:
             return True
         try:
             self._graph.relieve()  # whoever asks again and again waits, too
@@ -94,8 +101,19 @@ class Ref:
             return  # half made, or at interpreter exit
 
     def __repr__(self) -> str:
-        state = "pending" if self._value is PENDING else "fetched"
-        return f"<Ref of graph {self._graph.name!r}, execution {self._index}, {state}>"
+        which = f"execution {self._index}" if self._index >= 0 else "a part of the input"
+        return f"<Ref of graph {self._graph.name!r}, {which}, {self._state()}>"
+
+    def _state(self) -> str:
+        """As `done` and `get` see it, but neither raises nor changes anything."""
+        graph = self._graph
+        if self._value is not PENDING:
+            return "there" if self._index < 0 else "failed" if type(self._value) is Failure else "fetched"
+        if owner := graph.reports.foreign:
+            return f"of {owner}"
+        if not graph._torn_down and self._queue.has(self._index):
+            return "done, not fetched"
+        return f"lost: the graph is {graph.state}" if graph.ended else "pending"
 
     def __copy__(self) -> NoReturn:
         raise ValueError("a Ref cannot be copied; hand over the ref itself, within this process")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from raycomm.observe.board import Board, State
 from raycomm.options import Options
 from raycomm.plan import Plan
 from raycomm.runtime import ray_errors
+from raycomm.runtime.blueprint import DRIVER
 from raycomm.runtime.memory_error import shared_memory_error
 
 
@@ -44,13 +46,27 @@ class Reports:
                 reason="teardown",
             )
 
+    @property
+    def foreign(self) -> str:
+        """Whose graph it is, where that is not this process; else ""."""
+        owner = self._board.pid(DRIVER)
+        return "" if os.getpid() == owner else f"process {owner}, which compiled it"
+
+    def check_process(self) -> None:
+        """Raise `RaycommError` in a forked child: what it sees of the graph is its parent's."""
+        if self.foreign:
+            raise RaycommError(
+                f"graph {self._name!r} belongs to {self.foreign}, and this process was forked from it; compile a graph here, or "
+                "start processes with spawn"
+            )
+
     def get_waits(self, execution: int, channel: int) -> str:
         """The log line of a `get` that takes long."""
-        return f"execution {execution} of graph {self._name!r}: {self._board.blame(channel)}"
+        return f"execution {execution} of graph {self._name!r}: {self._board.blame(channel, execution)}"
 
     def get_timed_out(self, limit: float | None, execution: int, channel: int) -> BaseException:
         """`ChannelTimeoutError` for a `get` whose limit passed."""
-        waits = self._board.blame(channel)
+        waits = self._board.blame(channel, execution)
         return _error(
             ray_errors.ChannelTimeoutError,
             f"execution {execution} of graph {self._name!r} gave no result within {limit} s: {waits}. The ref stays usable: get "
@@ -129,19 +145,30 @@ class Reports:
         self.check_open(torn_down=torn_down)
         raise self._ended(execution) from None
 
+    @property
+    def reason(self) -> str:
+        """Which actor ended the graph, and in which call; "" if none did."""
+        reason, process = self._arena.closed
+        if reason not in (_core.CLOSED_PEER_DIED, _core.CLOSED_FAILED) or process == DRIVER:
+            return ""
+        label = self._plan.processes[process].label
+        return f"actor {label} (pid {self._board.pid(process)}) {self._end_of(reason, process)}"
+
+    def _end_of(self, reason: int, process: int) -> str:
+        how = "died" if reason == _core.CLOSED_PEER_DIED else "left its loop (a method ended it)"
+        node, at = self._board.last_call(process)
+        return f"{how} in {node}, execution {at}" if node is not None else how
+
     def _ended(self, execution: int | None) -> BaseException:
         reason, process = self._arena.closed
         label = self._plan.processes[process].label
         pid = self._board.pid(process)
-        died = reason == _core.CLOSED_PEER_DIED
         node, at = self._board.last_call(process)
-        where = f" in {node}, execution {at}" if node is not None else ""
         lost = f"; execution {execution} will give no result" if execution is not None else ""
         return _error(
             ray_errors.ActorDiedError,
-            f"actor {label} (pid {pid}) of graph {self._name!r} {'died' if died else 'left its loop (a method ended it)'}"
-            f"{where}{lost}. The other actors are free; tear the graph down and compile a new one without it, or "
-            "with it once it has restarted",
+            f"actor {label} (pid {pid}) of graph {self._name!r} {self._end_of(reason, process)}{lost}. The other actors are "
+            "free; tear the graph down and compile a new one without it, or with it once it has restarted",
             graph=self._name,
             actor=label,
             actor_id=self._actor_ids.get(process),
