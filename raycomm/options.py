@@ -22,8 +22,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -84,6 +86,26 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
 
 _MAX_INLINE = 1 << 20
 
+# Lowest and highest value of what is a whole number.
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "max_inflight": (1, 4096),
+    "max_buffered_results": (1, 1 << 30),
+    "inline_bytes": (64, _MAX_INLINE),
+    "shm_limit_bytes": (1 << 20, 1 << 46),
+}
+_LIMIT_TEXT = "seconds of at least 0, 0 to try once, or -1 or None for no limit"
+_WANTED: Mapping[str, str] = {
+    **{name: f"an integer from {low} to {high}" for name, (low, high) in _RANGES.items()},
+    **dict.fromkeys(("submit_timeout", "get_timeout", "compile_timeout"), _LIMIT_TEXT),
+    **dict.fromkeys(("teardown_timeout", "spin_us", "yield_us"), "a finite number of at least 0"),
+    **dict.fromkeys(("share_tensors", "allow_pickle"), "1, true, yes, 0, false or no"),
+    "loop_thread": "'own' or 'actor'",
+    "name": "a non-empty string",
+}
+
+# Variables that are not options: of the tests and of the benches.
+_OTHERS = ("RAYCOMM_TEST_", "RAYCOMM_BENCH_")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -111,20 +133,24 @@ class Options:
 
         Raises:
             CompileError: an unknown option, or a value outside its range; the message names it and its source.
+
+        A variable ``RAYCOMM_*`` that is no option's is warned of.
         """
         environ = os.environ if environ is None else environ
+        _warn_of_unknown(environ)
         values: dict[str, Any] = {}
         for name, parse in _PARSERS.items():
             variable = f"RAYCOMM_{name.upper()}"
             if variable in environ:
                 try:
                     values[name] = parse(environ[variable])
+                    replace(cls(), **{name: values[name]})  # checks it while it is known where it is from
                 except ValueError:
                     raise CompileError(
-                        f"environment variable {variable}={environ[variable]!r} is not a valid value for option {name!r}; "
-                        f"correct it or unset it",
+                        f"environment variable {variable}={environ[variable]!r} is not a valid value for option {name!r}: give "
+                        f"{_WANTED[name]}, or unset it",
                         argument=variable,
-                        remedy="correct or unset the variable",
+                        remedy=f"give {_WANTED[name]}, or unset the variable",
                     ) from None
         for name, value in given.items():
             if name in _WITHOUT_EFFECT and any(value is allowed or value == allowed for allowed in _WITHOUT_EFFECT[name]):
@@ -144,14 +170,9 @@ class Options:
         return replace(cls(), **values)
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("max_inflight", 1, 4096),
-            ("max_buffered_results", 1, 1 << 30),
-            ("inline_bytes", 64, _MAX_INLINE),
-        ):
-            _check_int(name, getattr(self, name), low, high)
-        if self.shm_limit_bytes is not None:
-            _check_int("shm_limit_bytes", self.shm_limit_bytes, 1 << 20, 1 << 46)
+        for name in _RANGES:
+            if name != "shm_limit_bytes" or self.shm_limit_bytes is not None:
+                _check_int(name, getattr(self, name))
         for name in ("submit_timeout", "get_timeout", "compile_timeout"):
             value = getattr(self, name)
             if value is not None:
@@ -193,6 +214,17 @@ def check_limit(name: str, value: Any) -> float:
     return float(value)
 
 
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
+def _check_int(name: str, value: Any) -> None:
+    low, high = _RANGES[name]
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise CompileError(f"option {name}={value!r} must be an integer from {low} to {high}", argument=name, remedy="correct it")
+        raise CompileError(f"option {name}={value!r} must be {_WANTED[name]}", argument=name, remedy="correct it")
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    """A misspelled variable does nothing, which looks like an option that does not work. Python shows each such text once."""
+    known = [f"RAYCOMM_{name.upper()}" for name in _PARSERS]
+    for variable in sorted(environ):
+        if variable.startswith("RAYCOMM_") and variable not in known and not variable.startswith(_OTHERS):
+            close = difflib.get_close_matches(variable.removeprefix("RAYCOMM_"), [name.upper() for name in _PARSERS], n=1)
+            meant = f"did you mean RAYCOMM_{close[0]}?" if close else f"those that do are: {', '.join(known)}"
+            warnings.warn(f"environment variable {variable} sets no option of raycomm; {meant}", stacklevel=3)

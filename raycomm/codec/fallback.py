@@ -75,6 +75,9 @@ def explain(value: object, path: str, error: BaseException) -> SerializationErro
     name = type_name(offender)
     if isinstance(error, SerializationError):
         return SerializationError(f"cannot send {path} ({name}): {error}", path=path, type_name=name)
+    refusal = _refusal(offender)
+    if refusal is not None:
+        return SerializationError(f"cannot send {path} ({name}): {refusal}", path=path, type_name=name)
     reason = f"{type(error).__name__}: {_text(error)}"
     return SerializationError(
         f"cannot send {path} ({name}), it cannot be pickled ({reason}). {REMEDY}", path=path, type_name=name
@@ -210,6 +213,8 @@ def _reduced_members(value: object) -> Iterator[tuple[object, str]]:
     try:
         reduced = value.__reduce_ex__(_PROTOCOL)
     except Exception:
+        if _reduces_itself(value):
+            return  # it is refused as a whole, and says why
         # No reducer: a lock, a socket; or one of slots without __getstate__. Its attributes are all there is to look at.
         yield from ((item, f".{name}") for name, item in _attributes(value))
         return
@@ -228,6 +233,25 @@ def _reduced_members(value: object) -> Iterator[tuple[object, str]]:
         for index, item in enumerate(reduced[1]):
             if item is not value and not isinstance(item, type):
                 yield item, f".<constructor argument {index}>"
+
+
+def _reduces_itself(value: object) -> bool:
+    """Whether its class says how it is pickled, or that it is not."""
+    kind = type(value)
+    return kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
+
+
+def _refusal(value: object) -> str | None:
+    """What the class of `value` itself says of not being pickled; None where it says nothing, or another error came of it."""
+    if not _reduces_itself(value):
+        return None
+    try:
+        value.__reduce_ex__(_PROTOCOL)
+    except (TypeError, ValueError, pickle.PicklingError) as error:
+        return _text(error).rstrip(".") or None
+    except Exception:
+        return None
+    return None
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:

@@ -30,8 +30,13 @@ class ChannelOptions:
         """The options as given for `node`.
 
         Raises:
-            CompileError: a value outside its range; names the node and the option.
+            CompileError: an unknown option, or a value outside its range; names the node and the option.
         """
+        known = [field.name for field in fields(cls)]
+        for name in given.keys() - known:
+            remedy = f"known options are: {', '.join(known)}"
+            text = f"unknown channel option {name!r} of node {node}; {remedy}"
+            raise CompileError(text, node=node, argument=name, remedy=remedy)
         for name, value in given.items():
             wanted = _wanted(name, value)
             if value is not None and wanted is not None:

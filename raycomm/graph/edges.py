@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from raycomm.errors import CompileError
 from raycomm.graph.channel_options import FOREIGN_AFTER, FOREIGN_OPTIONS, ChannelOptions
+from raycomm.graph.kinds import kind_of, looks_foreign
 from raycomm.graph.nodes import MethodNode, MethodOutputNode, ValueNode, is_own
 
 
@@ -16,6 +17,7 @@ def with_channel_options(
     slots: int | None = None,
     share_tensors: bool | None = None,
     allow_pickle: bool | None = None,
+    **unknown: Never,
 ) -> Any:
     """Set how the value of `node` travels, in place of the graph's options; returns the node itself.
 
@@ -33,14 +35,19 @@ def with_channel_options(
         allow_pickle: False refuses a value that would have to be pickled.
 
     Raises:
-        CompileError: not a node of a value, or a value out of range; names the node and the option.
+        CompileError: not a node of a value, an unknown option, or a value out of range; names the node and the option.
     """
-    given = {"inline_bytes": inline_bytes, "slots": slots, "share_tensors": share_tensors, "allow_pickle": allow_pickle}
+    given: dict[str, Any] = {
+        "inline_bytes": inline_bytes,
+        "slots": slots,
+        "share_tensors": share_tensors,
+        "allow_pickle": allow_pickle,
+        **unknown,
+    }
     if isinstance(node, ValueNode):
-        return node.with_channel_options(**given)  # type: ignore[arg-type]
-    # Ray's nodes have this method. Their class is asked, for their input node takes any attribute for a part of itself.
-    if is_own(node) or not hasattr(type(node), "with_tensor_transport"):
-        shown = repr(node) if is_own(node) else f"a value of type {type(node).__name__}"
+        return node.with_channel_options(**given)
+    if is_own(node) or not looks_foreign(node):
+        shown = repr(node) if is_own(node) else kind_of(node)
         remedy = "give a node that stands for a value; for several returns, each of the nodes that bind gave"
         raise CompileError(f"with_channel_options: {shown} has no channel; {remedy}", node=shown, argument="node", remedy=remedy)
     attributes = vars(node)
@@ -77,7 +84,7 @@ def after(node: Any, *others: Any) -> Any:
         attributes = vars(call)
         attributes[FOREIGN_AFTER] = (*attributes.get(FOREIGN_AFTER, ()), *others)
     else:
-        shown = repr(node) if is_own(node) else f"a value of type {type(node).__name__}"
+        shown = repr(node) if is_own(node) else kind_of(node)
         remedy = "give a node that bind made"
-        raise CompileError(f"after: {shown} is no call; {remedy}", node=shown, argument="node", remedy=remedy)
+        raise CompileError(f"raycomm.after: {shown} is no call; {remedy}", node=shown, argument="node", remedy=remedy)
     return node

@@ -20,12 +20,13 @@ import operator
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Never, Self
 
 from raycomm.errors import CompileError
 from raycomm.graph.actor import ActorIdentity, take_bind_index
 from raycomm.graph.channel_options import ChannelOptions
 from raycomm.graph.containers import nested_nodes
+from raycomm.graph.kinds import RESULTS_REMEDY, kind_of, looks_foreign, no_attribute, refuse_unpickling
 from raycomm.graph.model import Key, Position, Projection
 from raycomm.graph.views import AttributeView, CallView, ElementView, InputView, OutputsView, TransportHint, View
 
@@ -50,7 +51,10 @@ class Node:
         self._consumers: list[tuple[weakref.ref[Node], int, str | None]] = []
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _refuse_unpickling, (repr(self),)
+        return refuse_unpickling, (repr(self),)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(no_attribute(type(self), name), name=name, obj=self)
 
     def view(self) -> View:
         """The node as `build` sees it, now."""
@@ -91,10 +95,16 @@ class ValueNode(Node):
         slots: int | None = None,
         share_tensors: bool | None = None,
         allow_pickle: bool | None = None,
+        **unknown: Never,
     ) -> Self:
         """Settings of the channel of this value; see `raycomm.with_channel_options`. Returns the node itself."""
         given = ChannelOptions.checked(
-            repr(self), inline_bytes=inline_bytes, slots=slots, share_tensors=share_tensors, allow_pickle=allow_pickle
+            repr(self),
+            inline_bytes=inline_bytes,
+            slots=slots,
+            share_tensors=share_tensors,
+            allow_pickle=allow_pickle,
+            **unknown,
         )
         self._options = given.over(self._options)
         return self
@@ -288,7 +298,7 @@ class MultiOutputNode(Node):
     """The results of a graph, in order. Compile it; it is no value and cannot be an argument.
 
     Raises:
-        CompileError: `nodes` is neither a list nor a tuple.
+        CompileError: `nodes` is neither a list nor a tuple, or holds what is no node.
     """
 
     __slots__ = ("nodes",)
@@ -298,6 +308,14 @@ class MultiOutputNode(Node):
             remedy = "write MultiOutputNode([a, b])"
             text = f"MultiOutputNode takes a list or tuple of nodes, got a value of type {type(nodes).__name__}; {remedy}"
             raise CompileError(text, node="MultiOutputNode", argument="nodes", remedy=remedy)
+        for place, node in enumerate(nodes):
+            if not is_own(node) and not looks_foreign(node):
+                raise CompileError(
+                    f"MultiOutputNode: result {place} is {kind_of(node)}, not a node; {RESULTS_REMEDY}",
+                    node="MultiOutputNode",
+                    argument=str(place),
+                    remedy=RESULTS_REMEDY,
+                )
         super().__init__()
         # Not registered with its nodes: a list of results that is not compiled has no say in what is.
         self.nodes: tuple[object, ...] = tuple(nodes)
@@ -353,10 +371,6 @@ def register(producer: object, consumer: Node, lost_label: str | None) -> None:
     """Let `producer`, a raycomm node, know its consumer; `lost_label` is reported if that is gone when the graph is compiled."""
     assert isinstance(producer, Node)
     producer._consumers.append((weakref.ref(consumer), consumer._created, lost_label))
-
-
-def _refuse_unpickling(label: str) -> NoReturn:
-    raise TypeError(f"{label} is a node of a raycomm graph and cannot leave its process or be copied; pass it to bind directly")
 
 
 __all__ = [

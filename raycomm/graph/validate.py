@@ -13,6 +13,7 @@ from typing import NoReturn
 from raycomm.errors import CompileError
 from raycomm.graph.component import Component
 from raycomm.graph.containers import nested_nodes
+from raycomm.graph.kinds import RESULTS_REMEDY, kind_of
 from raycomm.graph.nodes import projection_of
 from raycomm.graph.views import AttributeView, CallView, InputView, OutputsView, RefusedView, View
 
@@ -49,7 +50,7 @@ def root_is_node(component: Component, root: object) -> None:
     if component.is_node(root):
         return
     remedy = "pass the last node, or MultiOutputNode([...]) for several results"
-    _refuse(f"compile takes a node, got a value of type {type(root).__name__}", node=None, argument="node", remedy=remedy)
+    _refuse(f"compile takes a node, got {kind_of(root)}", node=None, argument="node", remedy=remedy)
 
 
 def no_refused_nodes(component: Component) -> None:
@@ -71,13 +72,7 @@ def results_are_values(component: Component) -> None:
     for place, item in enumerate(root.items):
         where = f"{root.label}: result {place}"
         if not component.is_node(item):
-            remedy = "list nodes only, and unpack what bind returns for several values"
-            _refuse(
-                f"{where} is a value of type {type(item).__name__}, not a node",
-                node=root.label,
-                argument=str(place),
-                remedy=remedy,
-            )
+            _refuse(f"{where} is {kind_of(item)}, not a node", node=root.label, argument=str(place), remedy=RESULTS_REMEDY)
         if isinstance(component.view(item), OutputsView):
             remedy = "list its nodes in the outer one"
             _refuse(f"{where} is itself a MultiOutputNode", node=root.label, argument=str(place), remedy=remedy)
@@ -103,7 +98,7 @@ def only_values_are_waited_for(component: Component) -> None:
     for view in component.views():
         for awaited in view.after if isinstance(view, CallView) else ():
             if not component.is_node(awaited) or isinstance(component.view(awaited), OutputsView):
-                text = f"node {view.label} runs after a value of type {type(awaited).__name__}, which is no node of a value"
+                text = f"node {view.label} runs after {kind_of(awaited)}, which is no node of a value"
                 _refuse(text, node=view.label, argument="after", remedy="give nodes that bind made, or the InputNode")
             if component.call_of(awaited) is view:
                 text = f"node {view.label} runs after itself"
@@ -156,7 +151,7 @@ def every_call_is_triggered(component: Component, calls: Sequence[CallView]) -> 
                 f"node {name} has no node among its arguments",
                 node=name,
                 argument=None,
-                remedy="bind it to the InputNode or another node, or let it run after(node, inp)",
+                remedy="bind it to the InputNode or another node, or let it run with raycomm.after(node, inp)",
             )
 
 

@@ -160,6 +160,6 @@ def _hint(type_hint: Any) -> TransportHint | None:
         if type_hint._communicator is not None:
             return TransportHint(type_hint._communicator, type_hint.device.value)
         # Its "auto" is what with_tensor_transport("shm") makes: through host memory.
-        transport = "accelerator" if type_hint.transport == TorchTensorType.ACCELERATOR else "shm"
+        transport = 'accelerator (or "nccl")' if type_hint.transport == TorchTensorType.ACCELERATOR else "shm"
         return TransportHint(transport, type_hint.device.value)
     return None

@@ -83,6 +83,11 @@ def rings_of(plan: Plan, process: int, options: Options) -> list[RingLayout]:
     return rings
 
 
+def ring_slots(plan: Plan, options: Options) -> dict[int, int]:
+    """How many messages the ring of each channel holds."""
+    return {ring.channel: ring.slots for process in plan.processes for ring in rings_of(plan, process.index, options)}
+
+
 def shares_tensors(channel: Channel, options: Options) -> bool:
     """Whether the readers of `channel` see one copy of a large tensor."""
     return options.share_tensors if channel.share_tensors is None else channel.share_tensors

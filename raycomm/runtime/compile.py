@@ -33,7 +33,7 @@ from raycomm.options import LoopThread, Options
 from raycomm.plan import Plan, lower, verify
 from raycomm.runtime import ray_errors
 from raycomm.runtime.actor_thread import claims_of_others, lend_thread, taken
-from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, rings_of
+from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, ring_slots, rings_of
 from raycomm.runtime.driver import CompiledGraph
 from raycomm.runtime.fault_points import faults_by_actor
 from raycomm.runtime.refs import Ref
@@ -84,7 +84,8 @@ def compile_graph(
     arena.join(DRIVER)
     try:
         addresses = _SetUp(graph, plan, options, arena, loop).run()
-        board = Board(plan, arena, {DRIVER: os.getpid()} | {address.process: address.pid for address in addresses})
+        pids = {DRIVER: os.getpid()} | {address.process: address.pid for address in addresses}
+        board = Board(plan, arena, pids, ring_slots(plan, options))
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
         handles = [actor.handle for actor in graph.actors]
         compiled = CompiledGraph(plan, options, arena, board, ref_type, actor_ids, handles)

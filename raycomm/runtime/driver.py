@@ -25,7 +25,6 @@ from raycomm.observe.stats import GraphStats, graph_stats
 from raycomm.observe.status import GraphStatus, graph_status
 from raycomm.options import Options, check_limit
 from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
-from raycomm.runtime import ray_errors
 from raycomm.runtime.awaiting import Line, Waker
 from raycomm.runtime.blueprint import shares_tensors
 from raycomm.runtime.lending import filled_by
@@ -314,12 +313,14 @@ class CompiledGraph:
 
     def status(self) -> GraphStatus:
         """What every process of the graph does now and did last; `print` it. Does not block, and works while actors hang."""
+        self.reports.check_process()
         submitted = self._writer.published
         finished = min((queue.reader.published for queue in self._order), default=submitted)
-        return graph_status(self.plan, self._arena, self.board, self.state, submitted, finished)
+        return graph_status(self.plan, self._arena, self.board, self.state, submitted, finished, self.reports.reason)
 
     def stats(self) -> GraphStats:
         """Counters of every edge, call and pool since the graph was compiled. Does not block."""
+        self.reports.check_process()
         return graph_stats(self.plan, self._arena)
 
     @property
@@ -386,7 +387,7 @@ class CompiledGraph:
 
     def error_of(self, failure: Any) -> BaseException:
         """What `get` raises for an execution that failed."""
-        return ray_errors.raised_by_method(failure, self.name)
+        return self.reports.raised_by_method(failure)
 
     def raise_native(self, error: Exception, execution: int | None) -> NoReturn:
         """Turn what the native part raised into an error that says what happened, where, and what to do."""

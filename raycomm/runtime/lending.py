@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextvars
 import math
+import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
 from raycomm import _core
 from raycomm.channel import ShmArena
-from raycomm.errors import RaycommError
+from raycomm.errors import ArgumentError, RaycommError
 from raycomm.plan import Plan
 from raycomm.runtime.memory_error import shared_memory_error
 
@@ -44,6 +45,7 @@ def empty(shape: Sequence[int] | int, dtype: Any) -> Any:
 
     Raises:
         RaycommError: called outside a method that a graph runs; in the driver use `graph.empty`.
+        TypeError, ArgumentError: `shape` is none, or `dtype` is none.
         SharedMemoryError: no memory for it.
     """
     here = _current.get(None)
@@ -66,15 +68,66 @@ def empty(shape: Sequence[int] | int, dtype: Any) -> Any:
 
 def filled_by(lend: Callable[[int], _core.Buffer], shape: Sequence[int] | int, dtype: Any) -> Any:
     """As `empty`, with memory that `lend` gives: so many bytes, at least one."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    sizes = _sizes(shape)
     torch = sys.modules.get("torch")
     count = math.prod(sizes)
     if torch is not None and isinstance(dtype, torch.dtype):
-        memory = lend(max(1, count * dtype.itemsize))
-        return torch.frombuffer(memory, dtype=dtype, count=count).view(sizes) if count else torch.empty(sizes, dtype=dtype)
+        if not count:
+            return torch.empty(sizes, dtype=dtype)
+        return torch.frombuffer(lend(_bytes(count, dtype.itemsize, shape)), dtype=dtype, count=count).view(sizes)
     import numpy
 
-    kind = numpy.dtype(dtype)
+    try:
+        kind = numpy.dtype(dtype)
+    except Exception as error:
+        wanted = "a torch.dtype, or what numpy.dtype takes"
+        raise TypeError(f"raycomm.empty: {dtype!r:.80} is no dtype; give {wanted} ({error})") from None
     if kind.hasobject:
         raise RaycommError(f"raycomm.empty: dtype {kind} holds Python objects, which cannot lie in shared memory")
-    return numpy.ndarray(sizes, kind, memoryview(lend(max(1, count * kind.itemsize)))) if count else numpy.empty(sizes, kind)
+    if not count:
+        return numpy.empty(sizes, kind)
+    return numpy.ndarray(sizes, kind, memoryview(lend(_bytes(count, kind.itemsize, shape))))
+
+
+def _sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
+    """`shape` as plain integers; those of numpy are as good.
+
+    Raises:
+        TypeError: it is neither an integer nor a sequence of such. ArgumentError: one is negative.
+    """
+    wanted = "an integer of at least 0, or a sequence of such"
+    try:
+        # Among those refused: bool, which is a condition in the wrong place, and what has no order.
+        if isinstance(shape, (bool, str, bytes, Set, Mapping)):
+            raise TypeError
+        given: list[Any] = [shape] if _is_integer(shape) else list(shape)  # type: ignore[arg-type]
+        if any(isinstance(size, bool) for size in given):
+            raise TypeError
+        sizes = tuple(map(operator.index, given))
+    except TypeError:
+        raise TypeError(f"raycomm.empty: {shape!r:.80} is no shape; give {wanted}") from None
+    if any(size < 0 for size in sizes):
+        raise ArgumentError(
+            f"raycomm.empty: shape {shape!r:.80} has a negative size; give {wanted}", expected=wanted, given=f"{shape!r:.80}"
+        )
+    return sizes
+
+
+def _is_integer(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _bytes(count: int, item_bytes: int, shape: object) -> int:
+    """How much memory to ask for: a block has at least one byte."""
+    size = count * item_bytes
+    if size > sys.maxsize:
+        raise ArgumentError(
+            f"raycomm.empty: shape {shape!r:.80} takes {size} bytes, more than there can be; give a smaller one",
+            expected=f"at most {sys.maxsize} bytes",
+            given=f"{size} bytes",
+        )
+    return max(1, size)

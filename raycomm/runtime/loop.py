@@ -355,8 +355,9 @@ class Loop:
         if isinstance(error, _core.PoolFull):
             error = shared_memory_error(error, self._arena.core, self._plan, names)
         elif isinstance(error, SerializationError):
-            text = f"{names} of graph {self._plan.name!r}: {error}"
+            text = f"{names} of graph {self._plan.name!r}, execution {self._execution}: {error}"
             if error.type_name == "coroutine":
+                text = text.rstrip(".")
                 text += ". Only what an 'async def' method returns is awaited: declare the method 'async def', or return a value"
             error = SerializationError(text, **{**error.attributes, "channel": names})
         return Failure.capture(error, f"{self._actor.process.label} sending {names}", self._execution)

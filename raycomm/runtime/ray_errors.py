@@ -7,13 +7,15 @@ channel exceptions leave with Ray's Compiled Graphs, and `raycomm` must go on wi
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import ray.exceptions
 
 from raycomm import errors
 from raycomm.codec import Failure
+
+_HEADER: Final = "Traceback (most recent call last):"
 
 
 class _OfRay(Exception):
@@ -52,11 +54,36 @@ def _fresh(error: Exception) -> Exception:
     return again if type(again) is type(error) else error.with_traceback(None)
 
 
-def raised_by_method(failure: Failure, graph: str) -> BaseException:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The process that a failure comes from, as Ray names it in the first line of an error.
+
+    Attributes:
+        label: the actor, in the graph.
+        pid: of its process.
+        actor_id: Ray's, in hex; None where unknown.
+    """
+
+    label: str
+    pid: int
+    actor_id: str | None
+
+    @property
+    def class_name(self) -> str:
+        """The class of the actor."""
+        return self.label.partition("#")[0]
+
+
+def raised_by_method(failure: Failure, graph: str, place: Place | None) -> BaseException:
     """The exception that `get` raises for a failed execution.
 
     It is an instance of the user's own type and of Ray's `RayTaskError`, as with plain actor calls, and shows the remote
     traceback. Ray's error types raised in a method, and ours, are raised as they are.
+
+    Args:
+        failure: what arrived.
+        graph: its name.
+        place: the actor that raised; None where no actor did.
     """
     own = getattr(errors, failure.type_name.removeprefix("raycomm.errors."), None) if failure.exception is None else None
     if isinstance(own, type) and issubclass(own, errors.RaycommError):
@@ -66,14 +93,45 @@ def raised_by_method(failure: Failure, graph: str) -> BaseException:
     cause = failure.exception
     if isinstance(cause, errors.RaycommError | ray.exceptions.RayError):
         cause = _fresh(cause)
-        note = f"{where}; there:\n{failure.traceback}"
+        note = where + _traceback_beside(failure)
         if note not in getattr(cause, "__notes__", ()):  # a ref may be got again
             cause.add_note(note)
         return cause
-    text = failure.traceback if failure.traceback.strip() else f"{failure.type_name}: {failure.message}\n"
     shown = cause if isinstance(cause, Exception) else RuntimeError(f"{failure.type_name}: {failure.message}")
-    task_error: Any = ray.exceptions.RayTaskError
-    error = task_error(failure.origin, text, shown).as_instanceof_cause()
+    error = _task_error(failure, graph, place, shown).as_instanceof_cause()
     assert isinstance(error, BaseException)
     error.add_note(where)
     return error
+
+
+def _task_error(failure: Failure, graph: str, place: Place | None, shown: Exception) -> Any:
+    """Ray's error, whose text has a line about the process in place of each header of a traceback. Behind what Ray says there
+    come the execution and the graph: loggers that print the error alone do not show notes."""
+    text = failure.traceback
+    if not text.strip():
+        text = f"{failure.type_name}: {failure.message}\n"
+    if not any(line.startswith(_HEADER) for line in text.splitlines()):  # an exception group begins otherwise
+        text = f"{_HEADER}\n{text}"
+    kind: Any = ray.exceptions.RayTaskError
+    if place is None:
+        return kind(failure.origin, text, shown)
+    call = f"{place.class_name}{failure.origin.removeprefix(place.label)}"
+    return kind(
+        failure.origin,
+        text,
+        shown,
+        proctitle=f"ray::{call}",
+        pid=place.pid,
+        actor_repr=f"{place.label}, execution={failure.execution}, graph={graph!r}",
+        actor_id=place.actor_id,
+    )
+
+
+def _traceback_beside(failure: Failure) -> str:
+    """What the remote traceback says beyond the error's own text, which is shown right above."""
+    if _HEADER not in failure.traceback:
+        return ""
+    text = failure.traceback.rstrip()
+    if failure.message and text.endswith(failure.message):
+        text = f"{text.removesuffix(failure.message)}(as above)"
+    return f"; there:\n{text}"

@@ -47,8 +47,12 @@ class Ref:
             ActorDiedError, ChannelClosedError: the value will never come.
             CapacityExceededError: earlier executions have more unfetched results than `max_buffered_results`.
         """
-        while self._value is PENDING:  # twice at most: another thread may be about to leave the value here
+        if self._value is PENDING:
             self._queue.take(self, timeout)
+            while self._value is PENDING:
+                # Another thread is about to leave the value here; in a forked child nobody is, its parent has taken it.
+                self._graph.reports.check_process()
+                self._queue.take(self, timeout)
         value = self._value
         if type(value) is Failure:
             raise self._graph.error_of(value)
@@ -64,11 +68,21 @@ class Ref:
     async def _result(self) -> Any:
         while self._value is PENDING:
             await self._graph.result_of(self)
+            if self._value is PENDING:
+                self._graph.reports.check_process()
         return self.get()
 
     def done(self) -> bool:
-        """Whether `get` would return or raise at once. Does not block."""
-        if self._value is not PENDING or self._queue.has(self._index) or self._graph.ended:
+        """Whether `get` would return or raise at once. Does not block.
+
+        Raises:
+            RaycommError: in a forked child, for what had not reached this process before.
+        """
+        if self._value is not PENDING:
+            return True
+        if not self._is_aside:
+            self._graph.reports.check_process()
+        if self._queue.has(self._index) or self._graph.ended:
             return True
         try:
             self._graph.relieve()  # whoever asks again and again waits, too
@@ -94,8 +108,24 @@ class Ref:
             return  # half made, or at interpreter exit
 
     def __repr__(self) -> str:
-        state = "pending" if self._value is PENDING else "fetched"
-        return f"<Ref of graph {self._graph.name!r}, execution {self._index}, {state}>"
+        which = f"execution {self._index}" if self._index >= 0 else "a part of the input"
+        return f"<Ref of graph {self._graph.name!r}, {which}, {self._state()}>"
+
+    @property
+    def _is_aside(self) -> bool:
+        """Whether the value has reached this process, and waits there to be asked for."""
+        return self._index in self._queue._results
+
+    def _state(self) -> str:
+        """As `done` and `get` see it, but neither raises nor changes anything."""
+        graph = self._graph
+        if self._value is not PENDING:
+            return "there" if self._index < 0 else "failed" if type(self._value) is Failure else "fetched"
+        if not self._is_aside and (owner := graph.reports.foreign):
+            return f"of {owner}"
+        if not graph._torn_down and self._queue.has(self._index):
+            return "done, not fetched"
+        return f"lost: the graph is {graph.state}" if graph.ended else "pending"
 
     def __copy__(self) -> NoReturn:
         raise ValueError("a Ref cannot be copied; hand over the ref itself, within this process")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from raycomm import _core
 from raycomm.channel import ShmArena
-from raycomm.codec import encode
+from raycomm.codec import Failure, encode
 from raycomm.errors import RaycommError, SerializationError
 from raycomm.observe.board import Board, State
 from raycomm.options import Options
 from raycomm.plan import Plan
 from raycomm.runtime import ray_errors
+from raycomm.runtime.blueprint import DRIVER
 from raycomm.runtime.memory_error import shared_memory_error
 
 
@@ -44,13 +46,27 @@ class Reports:
                 reason="teardown",
             )
 
+    @property
+    def foreign(self) -> str:
+        """Whose graph it is, where that is not this process; else ""."""
+        owner = self._board.pid(DRIVER)
+        return "" if os.getpid() == owner else f"process {owner}, which compiled it"
+
+    def check_process(self) -> None:
+        """Raise `RaycommError` in a forked child: what it sees of the graph is its parent's."""
+        if self.foreign:
+            raise RaycommError(
+                f"graph {self._name!r} belongs to {self.foreign}, and this process was forked from it; compile a graph here, or "
+                "start processes with spawn"
+            )
+
     def get_waits(self, execution: int, channel: int) -> str:
         """The log line of a `get` that takes long."""
-        return f"execution {execution} of graph {self._name!r}: {self._board.blame(channel)}"
+        return f"execution {execution} of graph {self._name!r}: {self._board.blame(channel, execution)}"
 
     def get_timed_out(self, limit: float | None, execution: int, channel: int) -> BaseException:
         """`ChannelTimeoutError` for a `get` whose limit passed."""
-        waits = self._board.blame(channel)
+        waits = self._board.blame(channel, execution)
         return _error(
             ray_errors.ChannelTimeoutError,
             f"execution {execution} of graph {self._name!r} gave no result within {limit} s: {waits}. The ref stays usable: get "
@@ -72,7 +88,7 @@ class Reports:
             except SerializationError:
                 name = candidate
                 break
-        text = f"{name} of graph {self._name!r}: {error}. Nothing was submitted"
+        text = f"{name} of graph {self._name!r}: {str(error).rstrip('.')}. Nothing was submitted"
         return SerializationError(text, **{**error.attributes, "channel": name})
 
     def execute_waits(self) -> str:
@@ -97,6 +113,15 @@ class Reports:
             waits_for=waits,
         )
 
+    def raised_by_method(self, failure: Failure) -> BaseException:
+        """What `get` raises for an execution that failed."""
+        for process in self._plan.processes[1:]:
+            if failure.origin.startswith((f"{process.label}.", f"{process.label} ")):
+                index = process.index
+                place = ray_errors.Place(process.label, self._board.pid(index), self._actor_ids.get(index))
+                return ray_errors.raised_by_method(failure, self._name, place)
+        return ray_errors.raised_by_method(failure, self._name, None)
+
     def _memory_is_short(self) -> bool:
         """Whether the driver's last wait was one for memory."""
         return self._board.row(0).state is State.MEMORY
@@ -120,19 +145,30 @@ class Reports:
         self.check_open(torn_down=torn_down)
         raise self._ended(execution) from None
 
+    @property
+    def reason(self) -> str:
+        """Which actor ended the graph, and in which call; "" if none did."""
+        reason, process = self._arena.closed
+        if reason not in (_core.CLOSED_PEER_DIED, _core.CLOSED_FAILED) or process == DRIVER:
+            return ""
+        label = self._plan.processes[process].label
+        return f"actor {label} (pid {self._board.pid(process)}) {self._end_of(reason, process)}"
+
+    def _end_of(self, reason: int, process: int) -> str:
+        how = "died" if reason == _core.CLOSED_PEER_DIED else "left its loop (a method ended it)"
+        node, at = self._board.last_call(process)
+        return f"{how} in {node}, execution {at}" if node is not None else how
+
     def _ended(self, execution: int | None) -> BaseException:
         reason, process = self._arena.closed
         label = self._plan.processes[process].label
         pid = self._board.pid(process)
-        died = reason == _core.CLOSED_PEER_DIED
         node, at = self._board.last_call(process)
-        where = f" in {node}, execution {at}" if node is not None else ""
         lost = f"; execution {execution} will give no result" if execution is not None else ""
         return _error(
             ray_errors.ActorDiedError,
-            f"actor {label} (pid {pid}) of graph {self._name!r} {'died' if died else 'left its loop (a method ended it)'}"
-            f"{where}{lost}. The other actors are free; tear the graph down and compile a new one without it, or "
-            "with it once it has restarted",
+            f"actor {label} (pid {pid}) of graph {self._name!r} {self._end_of(reason, process)}{lost}. The other actors are "
+            "free; tear the graph down and compile a new one without it, or with it once it has restarted",
             graph=self._name,
             actor=label,
             actor_id=self._actor_ids.get(process),

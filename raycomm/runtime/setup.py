@@ -7,6 +7,7 @@ constructor ran on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -148,8 +149,12 @@ class Member:
             arena.close(_core.CLOSED_FAILED, process)
             if isinstance(error, SystemExit):
                 raise
-            # On this thread that alone ends nothing; Ray ends the actor when it runs this call, after those already queued.
-            ray.get_runtime_context().current_actor.__ray_terminate__.remote()
+            # On this thread that alone ends nothing. What exit_actor asks for does (Ray's main thread looks every 10 ms); it is
+            # called again in case a method only raised the error. A call of the actor to itself (`__ray_terminate__`) lost: an
+            # actor on its way out begins no call any more, but waits for the answers to its own, and so for that one, for ever.
+            leave: Any = ray.actor.exit_actor
+            with contextlib.suppress(AsyncioActorExit):
+                leave()
         except BaseException:
             logger.exception("graph %r: the loop of %s failed; the graph is closed", plan.name, label)
             arena.close(_core.CLOSED_FAILED, process)

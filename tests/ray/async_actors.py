@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import AsyncioActorExit
 
 from tests.ray.workers import PATIENCE_S, vitals
 
@@ -66,6 +67,17 @@ class AsyncBody:
             ray.actor.exit_actor()
         if x == "sys.exit":
             sys.exit(1)
+        return x
+
+    def leave_plainly(self, x: Any) -> Any:
+        if x == "exit_actor":
+            ray.actor.exit_actor()
+        return x
+
+    async def raise_exit(self, x: Any) -> Any:
+        """Only raises what `exit_actor` raises. Ray ends the actor of a plain call for that, too."""
+        if x == "exit_actor":
+            raise AsyncioActorExit
         return x
 
     async def until_set(self, x: Any) -> Any:

@@ -101,11 +101,7 @@ def test_what_a_coroutine_raises_fails_one_execution(actor: Any, form: str, what
         assert refs[2].get(timeout=PATIENCE_S) == "after"
 
 
-_STAYS = pytest.mark.xfail(strict=False, reason="now and then the actor stays: its own call to terminate is not carried out")
-
-
-@pytest.mark.parametrize("how", [pytest.param("exit_actor", marks=_STAYS), "sys.exit"])
-def test_a_coroutine_that_ends_its_actor(how: str) -> None:
+def test_sys_exit_in_a_coroutine_ends_the_graph_but_not_the_event_loop() -> None:
     actor = Async.remote()
     worker = start(1)[0]
     with InputNode() as x:
@@ -113,21 +109,41 @@ def test_a_coroutine_that_ends_its_actor(how: str) -> None:
     with raycomm.compile(out) as graph:
         assert graph.execute("stay").get(timeout=PATIENCE_S) == "stay"
         with pytest.raises(ActorDiedError, match="AsyncBody"):
-            graph.execute(how).get(timeout=PATIENCE_S)
+            graph.execute("sys.exit").get(timeout=PATIENCE_S)
         assert ray.get(worker.add.remote(1)) == 2
-    if how == "sys.exit":
-        assert ray.get(actor.add.remote(1), timeout=PATIENCE_S) == 2  # its event loop goes on
-        return
-    end = time.monotonic() + 20
-    while True:
+    assert ray.get(actor.add.remote(1), timeout=PATIENCE_S) == 2
+
+
+def last_words(actor: Any) -> str:
+    """What Ray says of an actor on its way out, once it has ended. Until then it may answer, or be out of reach."""
+    said: list[str] = []
+
+    def ended() -> bool:
         try:
-            ray.get(actor.add.remote(1), timeout=2)
-        except ray.exceptions.ActorDiedError:
-            return
-        except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError):
-            if time.monotonic() > end:
-                ray.kill(actor)
-                raise
+            ray.get(actor.add.remote(1), timeout=PATIENCE_S)
+        except ray.exceptions.ActorDiedError as error:
+            said.append(str(error))
+        except ray.exceptions.ActorUnavailableError:
+            pass
+        return bool(said)
+
+    until(ended, "the actor ends")
+    return said[0]
+
+
+@pytest.mark.parametrize("method", ["leave", "leave_plainly", "raise_exit"])
+def test_exit_actor_ends_the_actor_for_good(method: str) -> None:
+    """As after a plain call: Ray says that it was meant, and does not start the actor again."""
+    actor = Async.options(max_restarts=1).remote()
+    worker = start(1)[0]
+    with InputNode() as x:
+        out = bind(worker.echo, bind(getattr(actor, method), x))
+    with raycomm.compile(out) as graph:
+        assert graph.execute("stay").get(timeout=PATIENCE_S) == "stay"
+        with pytest.raises(ActorDiedError, match="AsyncBody"):
+            graph.execute("exit_actor").get(timeout=PATIENCE_S)
+        assert ray.get(worker.add.remote(1)) == 2
+    assert "INTENDED_USER_EXIT" in last_words(actor)
 
 
 def test_teardown_does_not_wait_for_a_coroutine_that_never_ends(own: Any) -> None:

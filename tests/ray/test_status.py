@@ -49,7 +49,7 @@ def test_before_anything_ran(workers: list[Any]) -> None:
         assert (status.rows[1].subject, status.rows[1].waits_for) == ("input", ("driver",))
         text = str(status)
         assert "graph 'fresh': running; 0 executions submitted, 0 finished" in text
-        assert f"{labels(graph)[1]} (pid {status.rows[1].pid}, alive) waits to read input from driver" in text
+        assert f"{labels(graph)[1]} (pid {status.rows[1].pid}, alive) waits to read input of execution 0 from driver" in text
 
 
 def test_computing_and_waiting_to_read(workers: list[Any], gate: Gate) -> None:
@@ -96,7 +96,7 @@ def test_waiting_for_room_in_a_ring_of_one(workers: list[Any], gate: Gate) -> No
         assert (one.subject, one.waits_for) == (f"{names[1]}.echo#0", (names[2],))
         until(lambda: row(graph, 1).seconds >= 0.2, "time passes")
         text = str(row(graph, 1))
-        assert f"waits for room to write {names[1]}.echo#0, which {names[2]} must take first for 0." in text
+        assert f"waits for room to write {names[1]}.echo#0 of execution 2, which {names[2]} must take first for 0." in text
         with pytest.raises(ChannelTimeoutError) as caught:
             refs[3].get(timeout=0.02)
         assert f"{names[2]} (pid" in str(caught.value)
@@ -137,6 +137,8 @@ def test_dead_and_left(workers: list[Any], gate: Gate) -> None:
     text = str(status)
     assert f"{names[2]} (pid {pid}, dead), last seen at {names[2]}.hold#1, execution 0" in text
     assert f"{names[1]} (pid {status.rows[1].pid}, alive) has left its loop" in text
+    assert status.reason == f"actor {names[2]} (pid {pid}) died in {names[2]}.hold#1, execution 0"
+    assert f"graph 'g': closed ({status.reason}); 2 executions submitted" in text
     graph.teardown()
     assert graph.status().state == "torn down"
     assert str(graph.status())
@@ -178,7 +180,7 @@ def test_the_chain_of_a_time_out(workers: list[Any], gate: Gate) -> None:
         clauses = caught.value.waits_for.split("; ")
         assert len(clauses) == 2
         assert clauses[0].startswith(
-            f"{names[3]} (pid {row(graph, 3).pid}, alive) waits to read {names[2]}.hold#1 from {names[2]}"
+            f"{names[3]} (pid {row(graph, 3).pid}, alive) waits to read {names[2]}.hold#1 of execution 0 from {names[2]}"
         )
         assert clauses[1].startswith(f"{names[2]} (pid {row(graph, 2).pid}, alive) computes {names[2]}.hold#1, execution 0")
         gate.open()

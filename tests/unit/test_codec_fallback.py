@@ -280,3 +280,36 @@ def test_refused_pickle_for_deep_values() -> None:
     fine = {"a": [torch.ones(2), np.ones(2), (1, {2})]}
     payload, buffers = encode(fine, allow_pickle=False)
     assert equal(fine, decode(payload, [bytearray(buffer) for buffer in buffers]))
+
+
+class Refusing:
+    """Holds what cannot be pickled, and refuses to be pickled with words of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("kind", [TypeError, ValueError, pickle.PicklingError])
+@pytest.mark.parametrize(
+    ("wrap", "path"),
+    [(lambda x: x, "value"), (lambda x: {"a": [1, x]}, "value['a'][1]"), (lambda x: (x, threading.Lock()), "value[0]")],
+)
+def test_what_a_class_says_of_not_being_pickled_leads(kind: type[Exception], wrap: Any, path: str) -> None:
+    refused = wrap(Refusing(kind("it goes nowhere. Send its text instead.")))
+    with pytest.raises(SerializationError) as caught:
+        encode(refused)
+    assert str(caught.value) == f"cannot send {path} ({__name__}.Refusing): it goes nowhere. Send its text instead"
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), TypeError()])
+def test_other_errors_of_a_reducer_are_named(error: Exception) -> None:
+    with pytest.raises(
+        SerializationError, match=rf"cannot be pickled \({type(error).__name__}: .*Leave it out of what is sent"
+    ) as caught:
+        encode([Refusing(error)])
+    assert caught.value.path == "value[0]"

@@ -177,7 +177,7 @@ def test_only_values_can_be_waited_for(wrong: Any) -> None:
 def test_only_calls_wait(wrong: Any) -> None:
     inp = InputNode()
     target = {"input": inp, "tuple": bind(actor().split, inp)}.get(wrong, wrong) if isinstance(wrong, str) else wrong
-    with pytest.raises(CompileError, match="is no call; give a node that bind made") as caught:
+    with pytest.raises(CompileError, match="raycomm.after: .* is no call; give a node that bind made") as caught:
         after(target, inp)
     assert caught.value.argument == "node"
 
@@ -185,7 +185,7 @@ def test_only_calls_wait(wrong: Any) -> None:
 def test_call_without_any_node_is_still_refused() -> None:
     w, v = actor("W1"), actor("W2")
     root = bind(v.join, InputNode(), bind(w.join, 1))
-    with pytest.raises(CompileError, match=r"W1.join has no node among its arguments; .* let it run after\(node, inp\)"):
+    with pytest.raises(CompileError, match=r"W1.join has no node among its arguments; .* run with raycomm.after\(node, inp\)"):
         build(root)
 
 

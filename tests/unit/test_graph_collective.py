@@ -240,7 +240,7 @@ def test_nodes_stay_in_their_process() -> None:
     _, _, a, b = two()
     data = pickle.dumps(allreduce([a, b])[0])
     with pytest.raises(
-        TypeError, match=r"CollectiveOutputNode\(W1.allreduce, \d+\) is a node of a raycomm graph and cannot leave"
+        TypeError, match=r"CollectiveOutputNode\(W1.allreduce, \d+\) is a node of a raycomm graph: it cannot leave"
     ):
         pickle.loads(data)
 

@@ -225,9 +225,12 @@ def test_results() -> None:
     w = actor("W1")
     x = bind(w.forward, InputNode())
     refused(MultiOutputNode([]), "MultiOutputNode is empty", node="MultiOutputNode", remedy="at least one node")
-    error = refused(MultiOutputNode([x, 3]), "result 1 is a value of type int", node="MultiOutputNode", remedy="list nodes only")
-    assert error.argument == "1"
-    refused(MultiOutputNode([bind(w.split, x)]), "result 0 is a value of type tuple", node="MultiOutputNode", remedy="unpack")
+    several = bind(w.split, x)
+    for wrong, place, kind in (([x, 3], 1, "int"), ((None, x), 0, "NoneType"), ([several], 0, "tuple"), ([w], 0, "Handle")):
+        message = f"result {place} is a value of type .*{kind}, not a node; list nodes only, and unpack what bind returns"
+        with pytest.raises(CompileError, match=message) as caught:
+            MultiOutputNode(wrong)
+        assert caught.value.argument == str(place)
 
 
 def test_results_must_be_a_list() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pathlib
 import pickle
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -71,7 +75,7 @@ def test_options_are_frozen_and_pickle() -> None:
     ],
 )
 def test_environment(variable: str, text: str, name: str, value: Any) -> None:
-    options = load({variable: text, "RAYCOMM_UNRELATED": "x"})
+    options = load({variable: text, "UNRELATED": "x"})
     assert getattr(options, name) == value
     assert {**options.to_dict(), name: DEFAULTS[name]} == DEFAULTS
 
@@ -93,12 +97,46 @@ def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch
 
 
 def test_values_from_the_environment_are_checked_too() -> None:
-    with pytest.raises(CompileError, match="max_inflight=0"):
-        load({"RAYCOMM_MAX_INFLIGHT": "0"})
-    with pytest.raises(CompileError, match="get_timeout=-3"):
-        load({"RAYCOMM_GET_TIMEOUT": "-3"})
-    with pytest.raises(CompileError, match="get_timeout=nan"):
-        load({"RAYCOMM_GET_TIMEOUT": "nan"})
+    for variable, bad, wanted in (
+        ("RAYCOMM_MAX_INFLIGHT", ("0", "4097", "many", "1.5", ""), "an integer from 1 to 4096"),
+        ("RAYCOMM_MAX_BUFFERED_RESULTS", ("0", "x"), "an integer from 1 to 1073741824"),
+        ("RAYCOMM_INLINE_BYTES", ("63", "x"), "an integer from 64 to 1048576"),
+        ("RAYCOMM_SHM_LIMIT_BYTES", ("1", "1GB"), "an integer from 1048576 to "),
+        ("RAYCOMM_GET_TIMEOUT", ("-3", "nan", "soon"), "seconds of at least 0, 0 to try once, or -1 or None"),
+        ("RAYCOMM_SUBMIT_TIMEOUT", ("-3", "10s"), "seconds of at least 0, 0 to try once, or -1 or None"),
+        ("RAYCOMM_COMPILE_TIMEOUT", ("-3", "x"), "seconds of at least 0, 0 to try once, or -1 or None"),
+        ("RAYCOMM_TEARDOWN_TIMEOUT", ("-1", "inf", "none"), "a finite number of at least 0"),
+        ("RAYCOMM_SPIN_US", ("-1", "x"), "a finite number of at least 0"),
+        ("RAYCOMM_YIELD_US", ("nan", ""), "a finite number of at least 0"),
+        ("RAYCOMM_SHARE_TENSORS", ("2", "on"), "1, true, yes, 0, false or no"),
+        ("RAYCOMM_ALLOW_PICKLE", ("", "never"), "1, true, yes, 0, false or no"),
+        ("RAYCOMM_LOOP_THREAD", ("mine", ""), "'own' or 'actor'"),
+        ("RAYCOMM_NAME", ("",), "a non-empty string"),
+    ):
+        for text in bad:
+            with pytest.raises(CompileError) as caught:
+                load({variable: text})
+            assert f"environment variable {variable}={text!r} is not a valid value for option " in str(caught.value)
+            assert f"give {wanted}" in str(caught.value)
+            assert caught.value.argument == variable
+
+
+def test_misspelled_variables_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"RAYCOMM_MAX_INFLIHGT sets no option of raycomm; did you mean RAYCOMM_MAX_INFLIGHT\?"):
+        assert load({"RAYCOMM_MAX_INFLIHGT": "4"}) == Options()
+    with pytest.warns(UserWarning, match="RAYCOMM_ZZZ sets no option of raycomm; those that do are: RAYCOMM_MAX_INFLIGHT, "):
+        load({"RAYCOMM_ZZZ": "4"})
+    # Other programs' variables, and those of the tests and benches (warnings are errors here).
+    load({"RAYCOMM": "1", "RAYCOMM_TEST_SEED": "3", "RAYCOMM_BENCH_PROCESS": "3", "RAY_MAX_INFLIHGT": "1", "raycomm_name": "x"})
+
+
+def test_a_misspelled_variable_is_warned_of_once(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "compiles.py"
+    attempt = "    try:\n        raycomm.compile(1)\n    except raycomm.CompileError:\n        pass\n"
+    script.write_text(f"import raycomm\nfor _ in range(3):\n{attempt}")
+    environ = {**os.environ, "RAYCOMM_MAX_INFLIHGT": "4"}
+    done = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.count("RAYCOMM_MAX_INFLIHGT") == 1, done.stderr
 
 
 def test_rays_spellings() -> None:
