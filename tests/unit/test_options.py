@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
 import pickle
 import re
 import subprocess
@@ -130,7 +129,7 @@ def test_misspelled_variables_are_warned_of() -> None:
     load({"RAYCOMM": "1", "RAYCOMM_TEST_SEED": "3", "RAYCOMM_BENCH_PROCESS": "3", "RAY_MAX_INFLIHGT": "1", "raycomm_name": "x"})
 
 
-def test_a_misspelled_variable_is_warned_of_once(tmp_path: pathlib.Path) -> None:
+def test_a_misspelled_variable_is_warned_of_once(tmp_path: Path) -> None:
     script = tmp_path / "compiles.py"
     attempt = "    try:\n        raycomm.compile(1)\n    except raycomm.CompileError:\n        pass\n"
     script.write_text(f"import raycomm\nfor _ in range(3):\n{attempt}")
