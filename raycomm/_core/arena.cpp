@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -271,6 +272,22 @@ void Neighbourhood::look_now_and_then() const {
   if (now - looked_ns_.load(std::memory_order_relaxed) < 50'000'000) return;
   looked_ns_.store(now, std::memory_order_relaxed);
   look_for_dead();
+}
+
+std::optional<int> Neighbourhood::ended_with(uint32_t process) const {
+  // PIDFD_GET_INFO with PIDFD_INFO_EXIT, since Linux 6.15 (include/uapi/linux/pidfd.h); the headers this is built with may be older. The kernel
+  // knows it once the parent has reaped the process.
+  struct Info {
+    uint64_t mask, cgroup;
+    uint32_t ids[11];
+    int32_t exit_code;
+  };
+  static_assert(sizeof(Info) == 64);
+  constexpr uint64_t kExit = 1u << 3;
+  Info info{};
+  info.mask = kExit;
+  if (process == process_ || ioctl(peer(process)->pidfd(), _IOWR(0xFF, 11, Info), &info) != 0 || (info.mask & kExit) == 0) return std::nullopt;
+  return info.exit_code;
 }
 
 bool Neighbourhood::look_for_dead() const {

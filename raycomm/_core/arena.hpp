@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -149,6 +150,8 @@ class Neighbourhood {
   // The same, but not more often than every 50 ms: it costs a system call per peer.
   void look_now_and_then() const;
   bool alive(uint32_t process) const;
+  // How a process that is gone ended, as wait(2) gives it; nothing where this kernel does not say, or not yet.
+  std::optional<int> ended_with(uint32_t process) const;
 
   Board& board() const { return *board_; }
   // From now on `driver`'s arena is the one with the board, the claims and the budget.

@@ -161,6 +161,10 @@ NB_MODULE(_core, m) {
         return std::pair<uint32_t, uint32_t>(static_cast<uint32_t>(closed), static_cast<uint32_t>(closed >> 32));
       })
       .def("alive", [](const Arena& a, uint32_t process) { return a.graph->alive(process); }, "process"_a)
+      .def("ended_with", [](const Arena& a, uint32_t process) -> nb::object {
+        const std::optional<int> status = a.graph->ended_with(process);
+        return status ? nb::object(nb::int_(*status)) : nb::none();
+      }, "process"_a)
       .def("look_for_dead", [](const Arena& a) { return a.graph->look_for_dead(); })
       .def("doing", &doing, "process"_a)
       .def("records", &records, "process"_a, "last"_a)

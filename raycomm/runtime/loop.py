@@ -335,8 +335,9 @@ class Loop:
     def _write_failure(self, writer: ShmWriter, failure: Failure) -> None:
         kind, text, origin = failure.type_name, failure.message, failure.origin
         reports = [(failure, NO_LIMIT)]
-        # There may be no memory for all of it. One of our own errors says everything by itself and often fits a ring slot; else
-        # the text alone may.
+        # There may be no memory for all of it. Without its traceback it often fits a ring slot; one of our own errors, which say
+        # everything by themselves, more often still; else the text alone may.
+        reports.append((replace(failure, traceback="", wire=None), 0.0))
         if isinstance(failure.exception, RaycommError):
             reports.append((replace(failure, message="", traceback="", wire=None), 0.0))
         reports.append((Failure(None, kind, text, "", origin, failure.execution), 0.0))

@@ -6,6 +6,7 @@ channel exceptions leave with Ray's Compiled Graphs, and `raycomm` must go on wi
 
 from __future__ import annotations
 
+import builtins
 import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -85,10 +86,8 @@ def raised_by_method(failure: Failure, graph: str, place: Place | None) -> BaseE
         graph: its name.
         place: the actor that raised; None where no actor did.
     """
-    own = getattr(errors, failure.type_name.removeprefix("raycomm.errors."), None) if failure.exception is None else None
-    if isinstance(own, type) and issubclass(own, errors.RaycommError):
-        # There was no room for all of the report; what its kind was still shows.
-        failure = replace(failure, exception=own(failure.message))
+    if failure.exception is None:
+        failure = replace(failure, exception=_by_name(failure))
     where = f"raised by {failure.origin} in execution {failure.execution} of graph {graph!r}"
     cause = failure.exception
     if isinstance(cause, errors.RaycommError | ray.exceptions.RayError):
@@ -102,6 +101,18 @@ def raised_by_method(failure: Failure, graph: str, place: Place | None) -> BaseE
     assert isinstance(error, BaseException)
     error.add_note(where)
     return error
+
+
+def _by_name(failure: Failure) -> Exception | None:
+    """The exception of a report that had no room for it, where its name and its text make one: our own kinds and Python's."""
+    ours = getattr(errors, failure.type_name.removeprefix("raycomm.errors."), None)
+    kind = ours if ours is not None else getattr(builtins, failure.type_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    try:
+        return kind(failure.message)
+    except TypeError:  # UnicodeDecodeError, for one, takes more than a text
+        return None
 
 
 def _task_error(failure: Failure, graph: str, place: Place | None, shown: Exception) -> Any:
