@@ -33,6 +33,14 @@ UNTIL_SIGCONT = ": it does not run before it gets SIGCONT"
 STARVED = ": its loop does not get to run (another thread of it may hold the interpreter, or the processors are busy)"
 
 
+def thread_state(task: Path) -> str:
+    """The kernel's letter for a thread; "" for one that has just ended."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 class Stopper:
     """Stops processes, and lets all of them go on in the end."""
 
@@ -40,10 +48,11 @@ class Stopper:
         self.stopped: set[int] = set()
 
     def stop(self, pid: int) -> None:
-        """Returns once the process is stopped."""
+        """Returns once every thread of the process is stopped."""
         self.stopped.add(pid)
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it is stopped")
+        tasks = Path(f"/proc/{pid}/task")
+        until(lambda: {thread_state(task) for task in tasks.iterdir()} == {"T"}, "it is stopped")
 
     def go_on(self) -> None:
         """All of them."""
