@@ -138,8 +138,8 @@ def compile(node: Any, **options: Any) -> CompiledGraph:
         raise CompileError(f"raycomm runs graphs on Linux (memfd, futex, pidfd); this is {sys.platform}")
     from raycomm.runtime.compile import compile_graph
 
-    adapter, ref_type = _ray_dag()
-    return compile_graph(node, Options.load(options), adapter, ref_type)
+    adapter, ref_type, at_shutdown = _ray_dag()
+    return compile_graph(node, Options.load(options), adapter, ref_type, at_shutdown=at_shutdown)
 
 
 def install() -> None:
@@ -164,13 +164,17 @@ def uninstall() -> None:
     uninstall()
 
 
-def _ray_dag() -> tuple[Any, Any]:
-    """The adapter to Ray's graphs and the ref class that `ray.get` accepts; without Ray's Compiled Graphs, `ref.get()` it is."""
+def _ray_dag() -> tuple[Any, Any, Any]:
+    """The adapter to Ray's graphs, the ref class that `ray.get` accepts, and what has `ray.shutdown` end a graph.
+
+    Without Ray's Compiled Graphs `ref.get()` it is, and a graph finds out when it waits.
+    """
     try:
         from raycomm.ray_dag.read import ADAPTER
         from raycomm.ray_dag.refs import RayRef
+        from raycomm.ray_dag.shutdown import end_with_ray
     except ImportError:
         from raycomm.runtime.refs import Ref
 
-        return None, Ref
-    return ADAPTER, RayRef
+        return None, Ref, None
+    return ADAPTER, RayRef, end_with_ray

@@ -3,7 +3,7 @@
     RaycommError
     ├── CompileError (ValueError)           the graph cannot be compiled; nothing was started
     │   └── DeadlockError                   no order of its actions without a cycle
-    ├── ArgumentError (ValueError)          `execute` was called with the wrong arguments
+    ├── ArgumentError (ValueError)          `execute` was called with the wrong arguments, or a call with no time limit
     ├── ChannelError
     │   ├── ChannelTimeoutError (TimeoutError)  a limit passed; graph and ref stay usable
     │   └── ChannelClosedError              use after teardown
@@ -75,7 +75,10 @@ class DeadlockError(CompileError):
 
 
 class ArgumentError(RaycommError, ValueError):
-    """`execute` was called with a wrong count, a missing or a surplus keyword. Attributes: `expected`, `given` (texts)."""
+    """`execute` was called with a wrong count, a missing or a surplus keyword, or a call with what is not a time limit.
+
+    Attributes: `expected`, `given` (texts).
+    """
 
     expected: str | None = None
     given: str | None = None

@@ -31,7 +31,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
-from raycomm.errors import CompileError
+from raycomm.errors import ArgumentError, CompileError
 
 
 def _limit(text: str) -> float | None:
@@ -176,7 +176,10 @@ class Options:
         for name in ("submit_timeout", "get_timeout", "compile_timeout"):
             value = getattr(self, name)
             if value is not None:
-                check_limit(name, value)
+                try:
+                    check_limit(name, value)
+                except ArgumentError as error:
+                    raise CompileError(f"option {error}", argument=name) from None
         for name in ("teardown_timeout", "spin_us", "yield_us"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
@@ -200,16 +203,23 @@ class Options:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def check_limit(name: str, value: Any) -> float:
+def check_limit(name: str, value: Any, call: str | None = None) -> float:
     """`value` as a time limit in seconds: -1 is no limit, 0 is "try once".
 
+    Args:
+        name: of the argument.
+        value: what was given for it.
+        call: to which it was given, for the message.
+
     Raises:
-        ValueError: another negative number, NaN, or no number at all (as `CompileError`, which is one).
+        ArgumentError: another negative number, NaN, or no number at all.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or (value < 0 and value != -1):
-        raise CompileError(
-            f"{name}={value!r} is not a time limit: give seconds of at least 0, 0 to try once, or -1 or None for no limit",
-            argument=name,
+        where = "" if call is None else f"{call}: "
+        raise ArgumentError(
+            f"{where}{name}={value!r} is not a time limit: give {_LIMIT_TEXT}",
+            expected=_LIMIT_TEXT,
+            given=f"{name}={value!r}",
         )
     return float(value)
 

@@ -15,15 +15,16 @@ class Deadline:
 
     Args:
         limit_s: seconds from now; None or -1: no limit; 0: already over, so that a wait takes one look and no more.
+        call: the user's, for the message if that is no limit.
 
     Raises:
-        ValueError: another negative number, or no number.
+        ArgumentError: another negative number, or no number.
     """
 
     __slots__ = ("_end", "limit_s")
 
-    def __init__(self, limit_s: float | None) -> None:
-        limit = NO_LIMIT if limit_s is None else check_limit("timeout", limit_s)
+    def __init__(self, limit_s: float | None, call: str | None = None) -> None:
+        limit = NO_LIMIT if limit_s is None else check_limit("timeout", limit_s, call)
         self.limit_s: float | None = None if limit < 0 else limit
         self._end = None if self.limit_s is None else time.monotonic() + self.limit_s
 

@@ -210,7 +210,8 @@ class Board:
                 return f"it came in this moment, from {self._author(channel)}"
             rows, clauses = self._follow(self._plan.channels[channel].writer)
             # Each link must still hold now that those behind it were looked at: else the parts are true and the whole is not.
-            if all(self._still(row) for row in rows if row.waits_for):
+            held = all(self._still(row) for row in rows if row.waits_for)
+            if held and self._messages.written(channel) <= execution:
                 return "; ".join(clauses)
         return f"they move on while they are looked at: {self.everyone()}"
 

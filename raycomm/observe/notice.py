@@ -13,11 +13,15 @@ NEXT_NOTICE_S = 60.0
 
 
 class Notice:
-    """Of one wait: due after 10 s, then each minute."""
+    """Of one wait: due after 10 s, then each minute.
 
-    def __init__(self) -> None:
+    Args:
+        first_s: seconds until the first one instead.
+    """
+
+    def __init__(self, first_s: float | None = None) -> None:
         self._begin = time.monotonic()
-        self._next = self._begin + FIRST_NOTICE_S
+        self._next = self._begin + (FIRST_NOTICE_S if first_s is None else first_s)
 
     def left(self) -> float:
         """Seconds until the next notice is due."""

@@ -67,6 +67,8 @@ class CompatGraph:
         self._execution_index = -1
         self._channels = frozenset(range(len(nodes.outputs)))
         self._is_teardown = False
+        self._teardown_over = threading.Event()
+        self._teardown_by: int | None = None
         # Held for a few steps only, never while waiting. A signal handler that strikes in between may take it again.
         self._lock = threading.RLock()
         self._under_way: set[object] = set()  # being submitted
@@ -142,7 +144,7 @@ class CompatGraph:
 
     def fetch(self, index: int, channel: int | None, timeout: float | None) -> Any:
         """The result of one output, or `Failed`; brings over this execution and all earlier ones first."""
-        limit = self._get_timeout if timeout is None else check_limit("timeout", timeout)
+        limit = self._get_timeout if timeout is None else check_limit("timeout", timeout, "get")
         end = None if limit == _NO_LIMIT else time.monotonic() + limit
         while True:
             with self._lock:
@@ -234,19 +236,31 @@ class CompatGraph:
         return self._dag_id
 
     def teardown(self, kill_actors: bool = False) -> None:
-        """End the loops; idempotent, from any thread. Blocks up to `DAGContext.teardown_timeout`.
+        """End the loops; idempotent, from any thread. Blocks up to `DAGContext.teardown_timeout`, also if another
+        thread came first.
 
         Args:
             kill_actors: then kill all actors of the graph, those that are still in a method included.
         """
-        if self._is_teardown:
+        limit = DAGContext.get_current().teardown_timeout
+        with self._lock:
+            first = self._teardown_by is None
+            if first:
+                self._teardown_by = threading.get_ident()
+            self._is_teardown = True
+        if not first:
+            # Not in a signal handler that has struck the first one: it would wait for itself.
+            if self._teardown_by != threading.get_ident():
+                self._teardown_over.wait(limit)
             return
-        self._is_teardown = True
-        if self.graph.state != "torn down":  # by the interpreter's exit, which has waited
-            self.graph.teardown(DAGContext.get_current().teardown_timeout, kill_actors=kill_actors)
-        for handle in self._nodes.handles if kill_actors else ():
-            logger.info("graph %r: killing actor %s", self.graph.name, handle)
-            ray.kill(handle)
+        try:
+            if not self.graph.is_teardown:  # by the interpreter's exit, which has waited
+                self.graph.teardown(limit, kill_actors=kill_actors)
+            for handle in self._nodes.handles if kill_actors else ():
+                logger.info("graph %r: killing actor %s", self.graph.name, handle)
+                ray.kill(handle)
+        finally:
+            self._teardown_over.set()
 
     def visualize(
         self, filename: str = "compiled_graph", format: str = "png", view: bool = False, channel_details: bool = False

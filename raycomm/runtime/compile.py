@@ -34,18 +34,26 @@ from raycomm.plan import Plan, lower, verify
 from raycomm.runtime import ray_errors
 from raycomm.runtime.actor_thread import claims_of_others, lend_thread, taken
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, ring_slots, rings_of
+from raycomm.runtime.coroutines import on_event_loop
 from raycomm.runtime.driver import CompiledGraph
 from raycomm.runtime.fault_points import faults_by_actor
 from raycomm.runtime.refs import Ref
 from raycomm.runtime.setup import prepare
+from raycomm.runtime.thread_state import on_actor_thread
 from raycomm.testing.faults import injected
 
 _numbers = itertools.count()  # makes default names differ; says nothing about a graph
-_EXIT_LIMIT_S = 5.0
 _LOOK_EVERY_S = 0.5
 _ANSWER_S = 20.0
 _DYING_S = 1.0
 _RESTART_PAUSE_S = 0.1
+
+# Which of them it is only the actor knows, and it does not answer.
+_NOT_THERE = (
+    "an actor answers once it has the resources it asks for (compare `ray status`), its constructor has finished, and a plain "
+    "call that it runs has returned"
+)
+_BUSY = "an actor answers once a plain call that it runs has returned"
 
 
 def compile_graph(
@@ -55,6 +63,7 @@ def compile_graph(
     ref_type: type[Ref],
     *,
     loop: Callable[..., Any] | None = None,
+    at_shutdown: Callable[[CompiledGraph], object] | None = None,
 ) -> CompiledGraph:
     """Compile the graph that ends in `node` and start its loops. Blocks until every actor is ready.
 
@@ -64,6 +73,7 @@ def compile_graph(
         adapter: reads nodes that are not raycomm's own.
         ref_type: of the refs that `execute` returns.
         loop: called in each actor with what `Loop` takes, makes what runs there; None: `Loop`.
+        at_shutdown: has `ray.shutdown` call the graph's `close_with_ray`, while the graph keeps what it returns.
 
     Raises:
         CompileError: the graph is wrong, or an actor cannot take part; nothing is left running.
@@ -79,6 +89,7 @@ def compile_graph(
             f"graph {name!r}: Ray is not running in this process; call ray.init() first", remedy="call ray.init() first"
         )
     processes = len(plan.processes)
+    _check_free(graph, name)
     _check_memory(plan, options)
     arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=processes, processes=processes)
     arena.join(DRIVER)
@@ -94,8 +105,32 @@ def compile_graph(
         arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)
         arena.close(_core.CLOSED_FAILED, DRIVER)
         raise
+    if at_shutdown is not None:
+        compiled.at_shutdown = at_shutdown(compiled)
     _end_at_exit(compiled)
     return compiled
+
+
+def _check_free(graph: Graph, name: str) -> None:
+    """An actor that compiles a graph through itself must be able to answer the set-up calls while compile waits."""
+    here = ray.get_runtime_context().get_actor_id()
+    actor = next((actor for actor in graph.actors if actor.key == here), None)
+    if actor is None:
+        return
+    if on_actor_thread():
+        blocked = "its only thread"
+        remedy = "compile it in the driver or in another actor, or make this one with max_concurrency=2"
+    elif on_event_loop():
+        blocked = "its event loop"
+        remedy = "compile it on another thread: await asyncio.to_thread(raycomm.compile, node)"
+    else:
+        return
+    raise CompileError(
+        f"graph {name!r} goes through actor {actor.label}, which is compiling it: {blocked} would wait in this call for an "
+        f"answer that it has to give itself; {remedy}",
+        node=actor.label,
+        remedy=remedy,
+    )
 
 
 def _check_memory(plan: Plan, options: Options) -> None:
@@ -148,7 +183,7 @@ class _SetUp:
         """
         calls = {self._hello(process): process for process in self._processes}
         while calls:
-            for call, process in self._next_answers(calls):
+            for call, process in self._next_answers(calls, _NOT_THERE):
                 try:
                     ray.get(call)
                 except ray.exceptions.ActorUnavailableError:
@@ -161,15 +196,26 @@ class _SetUp:
                     raise self._refused(process, error) from error
 
     def _hello(self, process: int) -> Any:
-        handle: Any = self._graph.actors[process - 1].handle
-        return handle.__ray_call__.remote(_process_id)
+        actor = self._graph.actors[process - 1]
+        handle: Any = actor.handle
+        try:
+            return handle.__ray_call__.remote(_process_id)
+        except Exception as error:  # Ray raises no more special one for an actor that it does not know
+            label = self._label(process)
+            remedy = "make the actor again after ray.init(), and bind the new handle"
+            raise CompileError(
+                f"graph {self._plan.name!r} cannot be set up: Ray takes no call to actor {label} (id {actor.key}): {error}. A "
+                f"handle of another cluster, or of an earlier one in this process, is of no use here; {remedy}",
+                node=label,
+                remedy=remedy,
+            ) from error
 
     def _prepare(self) -> list[Address]:
         calls = {self._call(actor): actor.index + 1 for actor in self._graph.actors}
         addresses = []
         problems = []
         while calls:
-            for call, process in self._next_answers(calls):
+            for call, process in self._next_answers(calls, _BUSY):
                 prepared = self._answer(call, process)
                 if prepared.problem is not None:
                     problems.append(f"actor {self._label(prepared.process)} on node {prepared.node}: {prepared.problem}")
@@ -179,13 +225,14 @@ class _SetUp:
             raise CompileError(f"graph {self._plan.name!r} cannot be set up: {'; '.join(problems)}", node=problems[0])
         return sorted((address for address in addresses if address is not None), key=lambda address: address.process)
 
-    def _next_answers(self, calls: dict[Any, int]) -> list[tuple[Any, int]]:
-        """Takes from `calls` those that have been answered, waiting a moment for the first of them."""
+    def _next_answers(self, calls: dict[Any, int], why: str) -> list[tuple[Any, int]]:
+        """Takes from `calls` those that have been answered, waiting a moment for the first of them; `why` that may take long."""
         left = self._deadline.left(at_most=min(self._notice.left(), _LOOK_EVERY_S))
         done, _ = ray.wait(list(calls), num_returns=1, timeout=left)
         if not done:
             self._refuse_lent(calls.values())
-            self._still_waiting(f"set-up waits for {', '.join(self._label(process) for process in sorted(calls.values()))}")
+            names = ", ".join(self._label(process) for process in sorted(calls.values()))
+            self._still_waiting(f"set-up waits for {names}: {why}")
         return [(call, calls.pop(call)) for call in done]
 
     def _refuse_lent(self, processes: Iterable[int]) -> None:
@@ -299,9 +346,8 @@ class _SetUp:
         if self._deadline.over:
             kind: type[ChannelTimeoutError] = ray_errors.ChannelTimeoutError
             raise kind(
-                f"graph {self._plan.name!r} was not ready within {self._options.compile_timeout} s: {what}. An actor "
-                "whose constructor still runs, "
-                f"or that has no resources, keeps it waiting; give a larger compile_timeout",
+                f"graph {self._plan.name!r} was not ready within {self._options.compile_timeout} s: {what}; give a "
+                "larger compile_timeout",
                 graph=self._plan.name,
                 limit_s=self._options.compile_timeout,
                 waits_for=what,
@@ -343,7 +389,7 @@ def _end_at_exit(graph: CompiledGraph) -> None:
     def end() -> None:
         still_there = reference()
         if still_there is not None:
-            still_there.close_at_exit(_EXIT_LIMIT_S)
+            still_there.close_at_exit()
 
     atexit.register(end)
     weakref.finalize(graph, atexit.unregister, end).atexit = False

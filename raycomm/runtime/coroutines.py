@@ -48,6 +48,15 @@ def event_loop_of(method: Callable[..., Any]) -> asyncio.AbstractEventLoop | Non
     return event_loop
 
 
+def on_event_loop() -> bool:
+    """Whether the calling thread is in the event loop that runs an asynchronous actor's calls, those of Ray included."""
+    running = asyncio._get_running_loop()
+    try:
+        return running is not None and running is event_loop_of(on_event_loop)
+    except (AttributeError, TypeError, AssertionError):  # another version of Ray: not known
+        return False
+
+
 def problem_of(method: Callable[..., Any]) -> str | None:
     """Why an asynchronous `method` cannot be a node; None if it can, as every plain one."""
     if inspect.isasyncgenfunction(method):

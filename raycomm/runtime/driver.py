@@ -10,7 +10,6 @@ thread may call at any time.
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -24,15 +23,15 @@ from raycomm.observe.notice import Notice
 from raycomm.observe.stats import GraphStats, graph_stats
 from raycomm.observe.status import GraphStatus, graph_status
 from raycomm.options import Options, check_limit
-from raycomm.plan import FromChannel, FromInput, Plan, project, split_arguments
+from raycomm.plan import FromInput, Plan, project, split_arguments
 from raycomm.runtime.awaiting import Line, Waker
-from raycomm.runtime.blueprint import shares_tensors
+from raycomm.runtime.connection import RayConnection
 from raycomm.runtime.lending import filled_by
 from raycomm.runtime.memory_error import shared_memory_error
-from raycomm.runtime.outputs import OutputQueue, first_of, first_part, rest_of
+from raycomm.runtime.outputs import first_of, first_part, queues_of, rest_of
 from raycomm.runtime.refs import PENDING, Ref
 from raycomm.runtime.reports import Reports
-from raycomm.runtime.teardown import Teardown
+from raycomm.runtime.teardown import EXIT_LIMIT_S, Teardown, dropped
 
 _MEMORY_LOOK_S = 0.05
 _LOOK_EVERY_S = 0.2
@@ -62,7 +61,9 @@ class CompiledGraph:
         self.plan = plan
         self.options = options
         self.board = board
-        self.reports = Reports(plan, options, arena, board, actor_ids)
+        self._connection = RayConnection()
+        self.at_shutdown: object = None  # kept for `ray.shutdown`, which then calls `close_with_ray`
+        self.reports = Reports(plan, options, arena, board, actor_ids, self._connection)
         self._arena = arena
         self._waker = Waker(arena)
         self._line = Line()  # execute_async calls that wait for room
@@ -70,22 +71,14 @@ class CompiledGraph:
         self._teardown = Teardown(plan, arena, board, handles)
         self._torn_down = False
         self._writer: ShmWriter = arena.writer([item.channel for item in plan.inputs])
-        self._queues: dict[int, OutputQueue] = {}
-        for output in plan.outputs:
-            if isinstance(output, FromChannel) and output.channel not in self._queues:
-                channel = plan.channels[output.channel]
-                index = channel.readers.index(0)
-                share = shares_tensors(channel, options)
-                reader = arena.reader(channel.writer, channel.id, index, drain=True, share_tensors=share)
-                self._queues[channel.id] = OutputQueue(channel.id, reader)
-        self._order = tuple(self._queues.values())
+        self._order = queues_of(plan, options, arena)
         self._readers = tuple(queue.reader for queue in self._order)
         self.first_s = first_part(len(self._order))
         self.look_every_s = math.inf if len(self._order) == 1 else _LOOK_EVERY_S
         # The commonest graph, one whole input and one output, takes a shorter way through `execute`.
         projections = [item.projection for item in plan.inputs]
         self._plain = plan.single_output and len(self._order) == 1 and projections == [Whole()]
-        self._finalizer = weakref.finalize(self, _dropped, arena, self.name)
+        self._finalizer = weakref.finalize(self, dropped, arena, self.name)
         self._finalizer.atexit = False
 
     def execute(self, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
@@ -111,7 +104,7 @@ class CompiledGraph:
         limit = self.options.submit_timeout if timeout is None else timeout
         refs = deadline = None
         try:
-            refs = self._submit(values, self.first_s if limit is None else first_of(limit, self.first_s))
+            refs = self._submit(values, self.first_s if limit is None else first_of("execute", limit, self.first_s))
             if refs is None:
                 deadline = Deadline(limit)  # turned away at once: too many are under way
         except _core.TimedOut:
@@ -201,7 +194,7 @@ class CompiledGraph:
         values = tuple(split_arguments(self.plan, args, kwargs))
         limit = self.options.submit_timeout if timeout is None else timeout
         if limit is not None:
-            check_limit("timeout", limit)
+            check_limit("timeout", limit, "execute_async")
         refs = None if self._line else self._try_submit(values)
         if refs is None:
             refs = await self._submit_in_turn(values, limit)
@@ -296,7 +289,7 @@ class CompiledGraph:
         return filled_by(lambda size: self._lend(size, self.options.submit_timeout if timeout is None else timeout), shape, dtype)
 
     def _lend(self, size: int, limit: float | None) -> _core.Buffer:
-        deadline, notice = Deadline(limit), Notice()
+        deadline, notice = Deadline(limit, "empty"), Notice()
         while True:
             try:
                 return self._arena.core.lend(size, deadline.left(at_most=notice.left()), self._readers)
@@ -339,11 +332,13 @@ class CompiledGraph:
 
     @property
     def state(self) -> str:
-        """ "running", "torn down", or "closed" where an actor has ended it."""
-        return "torn down" if self._torn_down else "closed" if self._arena.closed[0] else "running"
+        """ "running", "torn down", or "closed" where an actor has ended it; and whether Ray was shut down."""
+        state = "torn down" if self._torn_down else "closed" if self._arena.closed[0] else "running"
+        return f"{state}; Ray was shut down in this process" if self._connection.closed else state
 
     def teardown(self, timeout: float | None = None, *, kill_actors: bool = False) -> None:
-        """End the loops. Returns within the limit whatever the actors do; idempotent, from any thread.
+        """End the loops. Returns within the limit whatever the actors do; idempotent, from any thread. From 1 s on it says in the
+        log for whom it waits; Ctrl-C ends the wait, not the end of the graph.
 
         Actors whose method has returned are free at once, for plain calls and for the next graph. A method that still runs is
         not interrupted: its actor is named in a warning, and its loop leaves when it returns. Results that were not fetched are
@@ -353,15 +348,21 @@ class CompiledGraph:
             timeout: seconds; None: the graph's `teardown_timeout`, -1: no limit.
             kill_actors: `ray.kill` the actors whose loops have not left within the limit, without restarting them.
         """
-        deadline = Deadline(self.options.teardown_timeout if timeout is None else timeout)
+        limit, name = (self.options.teardown_timeout, "teardown_timeout") if timeout is None else (timeout, "timeout")
+        deadline = Deadline(limit, "teardown")
         self._close_now()
-        self._teardown.run(deadline, kill_actors)
+        self._teardown.run(deadline, name, kill_actors=kill_actors)
 
-    def close_at_exit(self, limit_s: float) -> None:
+    def close_at_exit(self, limit_s: float = EXIT_LIMIT_S) -> None:
         """Teardown by the interpreter's exit hook: silent, and with a short limit, since Ray ends the actors right after."""
         if not self._arena.closed[0]:
             self._close_now()
-            self._teardown.wait(Deadline(limit_s))
+            self._teardown.wait_for_exit(limit_s)
+
+    def close_with_ray(self) -> None:
+        """Teardown by `ray.shutdown`, as at exit."""
+        self._connection.close()
+        self.close_at_exit()
 
     def _close_now(self) -> None:
         """Close all channels; only stores, so it may run in a signal handler or a finalizer."""
@@ -372,8 +373,12 @@ class CompiledGraph:
     def __enter__(self) -> CompiledGraph:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.teardown()
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, Exception):
+            self.teardown()
+        else:  # KeyboardInterrupt, SystemExit, a cancelled task: somebody wants to leave
+            self._close_now()
+            self._teardown.leave(self.options.teardown_timeout)
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self.name!r}, {len(self.plan.processes) - 1} actors, {self.state}>"
@@ -392,9 +397,3 @@ class CompiledGraph:
     def raise_native(self, error: Exception, execution: int | None) -> NoReturn:
         """Turn what the native part raised into an error that says what happened, where, and what to do."""
         self.reports.raise_native(error, execution, torn_down=self._torn_down)
-
-
-def _dropped(arena: ShmArena, name: str) -> None:
-    """A graph nobody holds any more was not torn down: let its loops leave, without waiting, and say so."""
-    arena.close(_core.CLOSED_TEARDOWN, 0)
-    warnings.warn(f"graph {name!r} was dropped without teardown(); its loops leave on their own", ResourceWarning, stacklevel=2)

@@ -6,12 +6,15 @@ instructions, never leaves a lock taken or a result lost, and any thread may cal
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from raycomm import _core
-from raycomm.channel import NO_LIMIT, Deadline, ShmReader
+from raycomm.channel import NO_LIMIT, Deadline, ShmArena, ShmReader
 from raycomm.observe.notice import Notice
-from raycomm.options import check_limit
+from raycomm.options import Options, check_limit
+from raycomm.plan import FromChannel, Plan
+from raycomm.runtime.blueprint import shares_tensors
 from raycomm.runtime.refs import Ref
 
 _ONE_OUTPUT_S = 1.0
@@ -23,16 +26,25 @@ def first_part(outputs: int) -> float:
     return _ONE_OUTPUT_S if outputs == 1 else _SEVERAL_OUTPUTS_S
 
 
-def first_of(limit: float | None, first_s: float) -> float:
-    """The first part of a wait with a limit, in seconds."""
+def first_of(call: str, limit: float | None, first_s: float) -> float:
+    """The first part of a wait with a limit, in seconds; `call` is the user's, for the message if that is no limit."""
     if limit is None or limit == NO_LIMIT:
         return first_s
-    return min(check_limit("timeout", limit), first_s)
+    return min(check_limit("timeout", limit, call), first_s)
 
 
 def rest_of(limit: float | None, first_s: float) -> Deadline:
     """What is left of a wait after `first_of` has passed."""
     return Deadline(None if limit is None or limit == NO_LIMIT else max(0.0, limit - first_s))
+
+
+def _blocked_loop() -> str:
+    """What to add in the log about a `get` that blocks an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return ""
+    return ". This get blocks the event loop that it was called in: write 'await ref' there"
 
 
 class OutputQueue:
@@ -55,7 +67,7 @@ class OutputQueue:
             timeout = graph.options.get_timeout
         if graph._torn_down:
             graph.check_open()
-        first = graph.first_s if timeout is None else first_of(timeout, graph.first_s)
+        first = graph.first_s if timeout is None else first_of("Ref.get", timeout, graph.first_s)
         late = False
         try:  # one native call, without preparing for what comes if it takes long
             self.reader.fetch(ref, self._results, self._unwanted, index, graph.options.max_buffered_results, first)
@@ -118,7 +130,7 @@ class OutputQueue:
                 return
             except _core.TimedOut:
                 graph.relieve()
-                notice.give(lambda: graph.reports.get_waits(index, self.channel))
+                notice.give(lambda: graph.reports.get_waits(index, self.channel) + _blocked_loop())
             except (_core.Closed, _core.Overfull, _core.Misuse) as error:
                 graph.raise_native(error, index)
         raise graph.reports.get_timed_out(limit, index, self.channel)
@@ -133,3 +145,15 @@ class OutputQueue:
             except KeyError:
                 return
             results.pop(index, None)
+
+
+def queues_of(plan: Plan, options: Options, arena: ShmArena) -> tuple[OutputQueue, ...]:
+    """One per channel that ends at the driver, in the order of the graph's outputs; `arena` is the driver's."""
+    queues: dict[int, OutputQueue] = {}
+    for output in plan.outputs:
+        if isinstance(output, FromChannel) and output.channel not in queues:
+            channel = plan.channels[output.channel]
+            index, share = channel.readers.index(0), shares_tensors(channel, options)
+            reader = arena.reader(channel.writer, channel.id, index, drain=True, share_tensors=share)
+            queues[channel.id] = OutputQueue(channel.id, reader)
+    return tuple(queues.values())

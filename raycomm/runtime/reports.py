@@ -15,6 +15,7 @@ from raycomm.options import Options
 from raycomm.plan import Plan
 from raycomm.runtime import ray_errors
 from raycomm.runtime.blueprint import DRIVER
+from raycomm.runtime.connection import RayConnection
 from raycomm.runtime.memory_error import shared_memory_error
 
 
@@ -26,25 +27,48 @@ class Reports:
         arena: the driver's.
         board: who does what.
         actor_ids: process index -> Ray's actor id, in hex.
+        connection: to the Ray that the graph was compiled under.
     """
 
-    def __init__(self, plan: Plan, options: Options, arena: ShmArena, board: Board, actor_ids: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        arena: ShmArena,
+        board: Board,
+        actor_ids: Mapping[int, str],
+        connection: RayConnection,
+    ) -> None:
         self._name = plan.name
         self._plan = plan
         self._options = options
         self._arena = arena
         self._board = board
         self._actor_ids = actor_ids
+        self._connection = connection
 
     def check_open(self, *, torn_down: bool) -> None:
         """Raise `ChannelClosedError` after teardown. What had arrived is not handed out then, or it would be a matter of luck."""
-        if torn_down:
-            raise ray_errors.ChannelClosedError(
-                f"graph {self._name!r} was torn down; compile it again to go on",
-                graph=self._name,
-                channel=None,
-                reason="teardown",
-            )
+        if not torn_down:
+            return
+        if self._connection.closed:
+            raise self._shut_down()
+        raise ray_errors.ChannelClosedError(
+            f"graph {self._name!r} was torn down; compile it again to go on",
+            graph=self._name,
+            channel=None,
+            reason="teardown",
+        )
+
+    def _shut_down(self) -> BaseException:
+        return _error(
+            ray_errors.ChannelClosedError,
+            f"graph {self._name!r} has ended: Ray was shut down in this process, and its actors with it. Call ray.init(), make "
+            "the actors again, and compile a new graph",
+            graph=self._name,
+            channel=None,
+            reason="shutdown",
+        )
 
     @property
     def foreign(self) -> str:
@@ -143,7 +167,7 @@ class Reports:
         if isinstance(error, _core.Misuse):
             raise RaycommError(f"graph {self._name!r}: {error}") from None
         self.check_open(torn_down=torn_down)
-        raise self._ended(execution) from None
+        raise (self._shut_down() if self._connection.closed else self._ended(execution)) from None
 
     @property
     def reason(self) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,14 +13,20 @@ import ray
 
 from raycomm import _core
 from raycomm.channel import Deadline, ShmArena
-from raycomm.observe.board import Board, State
+from raycomm.observe.board import Board, Row, State
 from raycomm.observe.notice import Notice
 from raycomm.plan import Plan
 
 logger = logging.getLogger("raycomm")
 
+EXIT_LIMIT_S = 0.5
+
+_FIRST_NOTICE_S = 1.0  # sooner than elsewhere: whoever ends something expects it to end
+_LEAVE_LIMIT_S = 1.0
 _KILL_LIMIT_S = 5.0
 _IN_A_METHOD_S = 0.05
+_EXIT_LOOK_S = 0.02
+_ENDS_THEM = "teardown(timeout=0, kill_actors=True) or ray.kill ends them now"
 
 
 class Teardown:
@@ -37,38 +46,89 @@ class Teardown:
         self._board = board
         self._handles = tuple(handles)
 
-    def run(self, deadline: Deadline, kill_actors: bool) -> None:
-        """Wait until every loop has left, up to the deadline; then kill, or warn of, those that have not."""
-        late = self.wait(deadline)
-        handles = self._handles
-        if late and kill_actors and handles:
-            for process in late:
-                ray.kill(handles[process - 1])
-            late = self.wait(Deadline(_KILL_LIMIT_S))
-        rows = [self._board.row(process) for process in late]
-        # The others leave as soon as they look, and so does one that has only just begun.
-        busy = [str(row) for row in rows if row.state is State.COMPUTING and row.seconds > _IN_A_METHOD_S]
-        if busy:
-            logger.warning(
-                "graph %r is torn down, but after %s s still in a method: %s. They leave it when it returns; "
-                "teardown(kill_actors=True) or ray.kill ends them now",
-                self._name,
-                deadline.limit_s,
-                "; ".join(busy),
-            )
+    def run(self, deadline: Deadline, limit_name: str, *, kill_actors: bool) -> None:
+        """Wait until every loop has left, up to the deadline; then kill, or warn of, those that have not.
+
+        Args:
+            deadline: of the wait.
+            limit_name: where the deadline comes from, for the log.
+            kill_actors: kill them.
+        """
+        limit = "there is no limit" if deadline.limit_s is None else f"at most {deadline.limit_s} s ({limit_name})"
+        what_then = "then their actors are killed" if kill_actors else _ENDS_THEM
+        try:
+            late = self._wait(deadline, lambda late: self._waits(late, f"{limit}; {what_then}"))
+            handles = self._handles
+            if late and kill_actors and handles:
+                for process in late:
+                    ray.kill(handles[process - 1])
+                late = self._wait(Deadline(_KILL_LIMIT_S), lambda late: self._waits(late, "they were killed"))
+        except BaseException:  # Ctrl-C
+            self._tell_busy(self._late(), "its teardown was interrupted;")
+            raise
+        self._finish(late, f"after {deadline.limit_s} s")
+
+    def leave(self, limit_s: float) -> None:
+        """For a program on its way out (Ctrl-C, `sys.exit`, a cancelled task): a short wait, then say who still computes."""
+        deadline = Deadline(min(limit_s, _LEAVE_LIMIT_S))
+        self._finish(self._wait(deadline, lambda late: self._waits(late, _ENDS_THEM)), f"after {deadline.limit_s} s")
+
+    def wait_for_exit(self, limit_s: float) -> None:
+        """For the interpreter's end, and Ray's, which kills the actors right after: silent, and short.
+
+        A method that has run for longer than the whole limit is not waited for at all. So a program with many graphs, each with
+        a method that hangs, waits once and not for each.
+        """
+        deadline = Deadline(limit_s)
+        while not self._arena.core.wait_left(self._actors, deadline.left(at_most=_EXIT_LOOK_S)):
+            rows = [self._board.row(process) for process in self._late()]
+            if deadline.over or all(row.state is State.COMPUTING and row.seconds > limit_s for row in rows):
+                return
+
+    def _wait(self, deadline: Deadline, waits: Callable[[list[int]], str]) -> list[int]:
+        """Wait until every loop has left or its process has died; gives those that had not when the deadline passed."""
+        notice = Notice(_FIRST_NOTICE_S)
+        while not self._arena.core.wait_left(self._actors, deadline.left(at_most=notice.left())):
+            late = self._late()
+            if deadline.over or not late:
+                return late
+            notice.give(partial(waits, late))
+        return []
+
+    def _late(self) -> list[int]:
+        core = self._arena.core
+        return [process for process in self._actors if core.loop_state(process) == _core.LOOP_RUNNING and core.alive(process)]
+
+    def _waits(self, late: list[int], what_then: str) -> str:
+        who = "; ".join(str(self._board.row(process)) for process in late)
+        # Only this thread gets the signal.
+        way_out = "; Ctrl-C leaves at once" if threading.current_thread() is threading.main_thread() else ""
+        return f"teardown of graph {self._name!r} waits for {who}; {what_then}{way_out}"
+
+    def _finish(self, late: list[int], when: str) -> None:
+        self._tell_busy(late, f"but {when}")
         if not late:
             self._handles = ()
             self._arena.core.trim()
 
-    def wait(self, deadline: Deadline) -> list[int]:
-        """Wait until every loop has left or its process has died; gives those that had not when the deadline passed."""
-        core, notice = self._arena.core, Notice()
-        while not core.wait_left(self._actors, deadline.left(at_most=notice.left())):
-            late = [process for process in self._actors if core.loop_state(process) == _core.LOOP_RUNNING and core.alive(process)]
-            if deadline.over or not late:
-                return late
-            notice.give(partial(self._waits, late))
-        return []
+    def _tell_busy(self, late: list[int], how: str) -> None:
+        # The others leave as soon as they look, and so does one that has only just begun.
+        busy = [str(row) for row in map(self._board.row, late) if _is_busy(row)]
+        if busy:
+            logger.warning(
+                "graph %r is torn down, %s still in a method: %s. They leave it when it returns; %s",
+                self._name,
+                how,
+                "; ".join(busy),
+                _ENDS_THEM,
+            )
 
-    def _waits(self, late: list[int]) -> str:
-        return f"teardown of graph {self._name!r}: {'; '.join(str(self._board.row(process)) for process in late)}"
+
+def _is_busy(row: Row) -> bool:
+    return row.state is State.COMPUTING and row.seconds > _IN_A_METHOD_S
+
+
+def dropped(arena: ShmArena, name: str) -> None:
+    """A graph nobody holds any more was not torn down: let its loops leave, without waiting, and say so."""
+    arena.close(_core.CLOSED_TEARDOWN, 0)
+    warnings.warn(f"graph {name!r} was dropped without teardown(); its loops leave on their own", ResourceWarning, stacklevel=2)

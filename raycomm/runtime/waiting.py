@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from raycomm.channel import Deadline
@@ -21,7 +21,7 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
     belong to several graphs.
 
     Args:
-        refs: of this process; one that is given twice counts twice.
+        refs: of this process, each once.
         num_returns: from 1 to `len(refs)`.
         timeout: seconds; None or -1: no limit, 0: one look.
 
@@ -30,16 +30,24 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
         all others, done or not.
 
     Raises:
-        TypeError: something else than a ref. ValueError: `num_returns` or `timeout` out of range.
+        TypeError: something else than a list of refs. ValueError: a ref twice, `num_returns` out of range. ArgumentError: no time
+            limit.
     """
+    if not isinstance(refs, Iterable):
+        raise TypeError(f"raycomm.wait takes a list of refs, got a single {type(refs).__name__}; write raycomm.wait([ref])")
+    refs = list(refs)
     for ref in refs:
         if not isinstance(ref, Ref):
-            raise TypeError(
-                f"raycomm.wait takes refs of compiled graphs, got {type(ref).__name__}; use ray.wait for Ray's object refs"
-            )
+            raise TypeError(_no_ref(ref))
+    if len(set(map(id, refs))) < len(refs):
+        # It would be done and pending at once. Also Ray's rule.
+        raise ValueError(
+            "raycomm.wait takes each ref once, and one is given twice; give it once (a node that stands twice among the outputs "
+            "has one ref for both)"
+        )
     if not 1 <= num_returns <= len(refs):
         raise ValueError(f"num_returns={num_returns} must lie between 1 and the number of refs, {len(refs)}")
-    deadline, notice = Deadline(timeout), Notice()
+    deadline, notice = Deadline(timeout, "raycomm.wait"), Notice()
     while True:
         pending = [ref for ref in refs if not ref.done()]
         missing = num_returns - (len(refs) - len(pending))
@@ -54,6 +62,17 @@ def wait(refs: Sequence[Ref], num_returns: int = 1, timeout: float | None = None
     ready = [index for index, ref in enumerate(refs) if ref.done()][:num_returns]
     chosen = set(ready)
     return [refs[index] for index in ready], [ref for index, ref in enumerate(refs) if index not in chosen]
+
+
+def _no_ref(value: object) -> str:
+    kind = type(value).__qualname__
+    # By name: this module knows nothing of Ray's graphs. Under `install` refs have Ray's names.
+    if kind in ("CompiledDAGRef", "CompiledDAGFuture"):
+        return (
+            f"raycomm.wait takes refs of graphs that raycomm.compile made, got a {kind} of one that experimental_compile made; "
+            "those are fetched one by one (ray.get with a timeout, or await), or compile the graph with raycomm.compile"
+        )
+    return f"raycomm.wait takes refs of compiled graphs, got {kind}; use ray.wait for Ray's object refs"
 
 
 def _waits(pending: Sequence[Ref]) -> str:

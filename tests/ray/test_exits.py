@@ -115,6 +115,7 @@ CODES = {
     "interrupt": -signal.SIGINT,
     "dropped": 0,
     "unfetched": 0,
+    "in_a_method": 0,
     "shutdown": 0,
     "exit_actor": 0,
     "handle_gone": 0,

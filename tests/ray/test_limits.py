@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 import raycomm
 from raycomm import (
+    ArgumentError,
     CapacityExceededError,
     ChannelTimeoutError,
     InputNode,
@@ -79,12 +81,18 @@ def test_limits_that_do_not_pass(workers: list[Any], limit: Any) -> None:
 def test_what_is_no_limit(workers: list[Any], limit: Any) -> None:
     with raycomm.compile(chain(workers[0].echo)) as graph:
         ref = graph.execute(1)
-        with pytest.raises(ValueError, match="is not a time limit"):
-            ref.get(timeout=limit)
-        with pytest.raises(ValueError, match="is not a time limit"):
-            graph.execute(2, timeout=limit)
-        with pytest.raises(ValueError, match="is not a time limit"):
-            graph.teardown(timeout=limit)
+        calls = {
+            "Ref.get": ref.get,
+            "execute": functools.partial(graph.execute, 2),
+            "teardown": graph.teardown,
+            "raycomm.wait": functools.partial(raycomm.wait, [ref]),
+            "empty": functools.partial(graph.empty, 3, "uint8"),
+            "execute_async": lambda timeout: asyncio.run(graph.execute_async(2, timeout=timeout)),
+        }
+        for name, call in calls.items():
+            with pytest.raises(ArgumentError, match=f"^{name}: timeout=.* is not a time limit: give seconds") as caught:
+                call(timeout=limit)
+            assert (caught.value.given, isinstance(caught.value, ValueError)) == (f"timeout={limit!r}", True)
         assert (ref.get(), graph.execute(3).get()) == (1, 3)
 
 

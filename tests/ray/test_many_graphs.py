@@ -85,7 +85,10 @@ def test_thousands_of_graphs_leave_nothing(actors: list[Any], record_property: A
         use_one(actors, number)
         call_plainly(actors, number)
     before = held_by_all(actors)
-    plain, graphs = slopes(rounds(actors, call_plainly)), slopes(rounds(actors, use_one))
+    samples = [rounds(actors, call_plainly), rounds(actors, use_one)]
+    for process, who in enumerate(("driver", "first actor", "second actor")):  # shown where the test fails
+        print(who, *([sample[process].private_bytes >> 10 for sample in phase] for phase in samples), "KiB", sep="\n  ")
+    plain, graphs = map(slopes, samples)
     record_property("bytes and objects a graph", graphs.tolist())
     print(f"private memory and Python objects: a graph adds {graphs.tolist()}, as many plain calls add {plain.tolist()}")
     for earlier, later in zip(before, held_by_all(actors), strict=True):

@@ -120,6 +120,9 @@ def main() -> None:
     elif WAY == "unfetched":
         global refs
         refs = [graph.execute(value) for value in range(5)]
+    elif WAY == "in_a_method":
+        global busy
+        busy = graph.execute("sleep")
     elif WAY == "shutdown":
         ray.shutdown()
     elif WAY == "exit_actor":
