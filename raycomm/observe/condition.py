@@ -1,7 +1,9 @@
-"""Whether the kernel lets a process run. What the board says of a process is the last it could say of itself."""
+"""What the kernel says of a process: whether it lets it run, and how it ended. The board has the last it could say of itself."""
 
 from __future__ import annotations
 
+import os
+import signal
 from enum import Enum
 from pathlib import Path
 
@@ -32,3 +34,16 @@ def condition_of(pid: int) -> Condition:
     # "pid (name) state ...": a name may itself hold parentheses and spaces.
     state = text.rpartition(")")[2].split()[:1]
     return _BY_LETTER.get(state[0], Condition.ALIVE) if state else Condition.ALIVE
+
+
+def ending(wait_status: int | None) -> str:
+    """How a process ended, in words that follow "died"; nothing for None."""
+    if wait_status is None:
+        return ""
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code >= 0:
+        return f" (exit code {code})"
+    try:
+        return f" (signal {signal.Signals(-code).name})"
+    except ValueError:  # a real-time one
+        return f" (signal {-code})"

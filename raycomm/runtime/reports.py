@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -11,12 +12,15 @@ from raycomm.channel import ShmArena
 from raycomm.codec import Failure, encode
 from raycomm.errors import RaycommError, SerializationError
 from raycomm.observe.board import Board, State
+from raycomm.observe.condition import ending
 from raycomm.options import Options
 from raycomm.plan import Plan
 from raycomm.runtime import ray_errors
 from raycomm.runtime.blueprint import DRIVER
 from raycomm.runtime.connection import RayConnection
 from raycomm.runtime.memory_error import shared_memory_error
+
+_REAPED_S = 0.02
 
 
 class Reports:
@@ -43,6 +47,7 @@ class Reports:
         self._plan = plan
         self._options = options
         self._arena = arena
+        self._asked: set[int] = set()  # dead processes whose end was asked for
         self._board = board
         self._actor_ids = actor_ids
         self._connection = connection
@@ -179,9 +184,20 @@ class Reports:
         return f"actor {label} (pid {self._board.pid(process)}) {self._end_of(reason, process)}"
 
     def _end_of(self, reason: int, process: int) -> str:
-        how = "died" if reason == _core.CLOSED_PEER_DIED else "left its loop (a method ended it)"
+        how = "left its loop (a method ended it)"
+        if reason == _core.CLOSED_PEER_DIED:
+            how = f"died{ending(self._wait_status(process))}"
         node, at = self._board.last_call(process)
         return f"{how} in {node}, execution {at}" if node is not None else how
+
+    def _wait_status(self, process: int) -> int | None:
+        """How a dead process ended. Its parent learns of the death when we do: the first time it gets a moment to take it in."""
+        core = self._arena.core
+        end = time.monotonic() + (0.0 if process in self._asked else _REAPED_S)
+        self._asked.add(process)
+        while (status := core.ended_with(process)) is None and time.monotonic() < end:
+            time.sleep(0.001)
+        return status
 
     def _ended(self, execution: int | None) -> BaseException:
         reason, process = self._arena.closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -17,6 +18,8 @@ from raycomm import ActorDiedError, ChannelTimeoutError, InputNode, MultiOutputN
 from tests.ray.workers import PATIENCE_S, Broken, Gate, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
+
+_KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
 
 
 def pipeline(workers: list[Any], middle: Any) -> Any:
@@ -44,6 +47,21 @@ def check_death(error: Any, graph: Any, worker: Any, pid: int, execution: int | 
     assert "compile a new one" in str(error)
     if execution is not None:
         assert f"execution {execution}" in str(error)
+
+
+@pytest.mark.skipif(_KERNEL < (6, 15), reason="this kernel does not tell others how a process ended")
+@pytest.mark.parametrize(
+    ("how", "words"), [("SIGKILL", "signal SIGKILL"), ("SIGSEGV", "signal SIGSEGV"), ("_exit", "exit code 1")]
+)
+def test_the_report_says_how_an_actor_died(cluster: None, how: str, words: str) -> None:
+    workers = start(3)
+    graph = raycomm.compile(pipeline(workers, lambda value: bind(workers[1].die, value, how)))
+    with pytest.raises(ActorDiedError):
+        graph.execute("go").get(timeout=PATIENCE_S)
+    until(lambda: f"died ({words}) in " in graph.status().reason, "the process is reaped")
+    with pytest.raises(ActorDiedError, match=re.escape(f"died ({words}) in ")):
+        graph.execute("go")
+    graph.teardown()
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "_exit", "exit_actor", "sys.exit"])

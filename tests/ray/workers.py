@@ -179,8 +179,8 @@ class WorkerBody:
             return x
         if how == "_exit":
             os._exit(1)
-        elif how == "SIGKILL":
-            os.kill(os.getpid(), signal.SIGKILL)
+        elif how in ("SIGKILL", "SIGSEGV"):
+            os.kill(os.getpid(), signal.Signals[how])
         elif how == "exit_actor":
             ray.actor.exit_actor()
         elif how == "sys.exit":
