@@ -38,7 +38,7 @@ def check_arguments(plan: Plan, args: Sequence[object], kwargs: Mapping[str, obj
     keys = plan.signature.keys
     if len(args) == arity and len(kwargs) == len(keys) and all(key in kwargs for key in keys):
         return
-    problems = [] if len(args) == arity else [f"{len(args)} positional arguments instead of {arity}"]
+    problems = []
     if missing := [key for key in keys if key not in kwargs]:
         problems.append(f"missing {', '.join(map(repr, missing))}")
     if surplus := [key for key in kwargs if key not in keys]:
@@ -46,7 +46,7 @@ def check_arguments(plan: Plan, args: Sequence[object], kwargs: Mapping[str, obj
     expected = _expected(plan.signature)
     given = _counts(len(args), sorted(kwargs))
     raise ArgumentError(
-        f"execute of graph {plan.name!r} takes {expected}, was given {given}: {'; '.join(problems)}",
+        f"execute of graph {plan.name!r} takes {expected}, was given {given}{': ' if problems else ''}{'; '.join(problems)}",
         expected=expected,
         given=given,
     )
@@ -55,9 +55,11 @@ def check_arguments(plan: Plan, args: Sequence[object], kwargs: Mapping[str, obj
 def _expected(signature: Signature) -> str:
     if signature.arity is None:
         return "one positional argument, the whole input"
-    return _counts(signature.arity, signature.keys)
+    # Where the number is from: parts between may not be used at all.
+    last = f" (inp[{signature.arity - 1}] is used)" if signature.arity else ""
+    return _counts(signature.arity, signature.keys, last)
 
 
-def _counts(positional: int, keys: Sequence[str]) -> str:
+def _counts(positional: int, keys: Sequence[str], last: str = "") -> str:
     names = f"keyword arguments {', '.join(map(repr, keys))}" if keys else "no keyword arguments"
-    return f"{positional} positional argument{'' if positional == 1 else 's'} and {names}"
+    return f"{positional} positional argument{'' if positional == 1 else 's'}{last} and {names}"

@@ -15,7 +15,8 @@ from ray.dag import ClassMethodNode, DAGNode, FunctionNode, InputAttributeNode, 
 from ray.dag.py_obj_scanner import _PyObjScanner
 from ray.experimental.channel.cpu_communicator import CPUCommunicator
 
-from raycomm.errors import ArgumentError
+from raycomm.errors import ArgumentError, CompileError
+from raycomm.graph.nodes import is_own
 from raycomm.graph.views import AttributeView, View
 from raycomm.ray_dag.read import RayDagAdapter
 
@@ -50,6 +51,7 @@ class CompatNodes:
     def __init__(self, output: Any) -> None:
         self.output = output
         self.nodes: list[Any] = []
+        _check_families(output)
         output._find_root().traverse_and_apply(self.nodes.append)
         self.returns_list = isinstance(output, MultiOutputNode)
         _check_kinds(self.nodes)
@@ -113,6 +115,29 @@ class CompatNodes:
         if kwargs.keys().isdisjoint(_OWN_NAMES):
             return kwargs
         return {_OWN_NAMES.get(key, key): value for key, value in kwargs.items()}
+
+
+def _check_families(output: Any) -> None:
+    """No node of raycomm's own: Ray's nodes do not lead on from there. What is found is what the results depend on."""
+    seen: set[Any] = set()
+    waiting = [output]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        waiting.extend(node._upstream_nodes)
+        for place, argument in (*enumerate(node._bound_args), *node._bound_kwargs.items()):
+            if is_own(argument):
+                user = node.get_method_name() if isinstance(node, ClassMethodNode) else type(node).__name__
+                remedy = "build it with ray.dag.InputNode and .bind only, or compile it with raycomm.compile(node)"
+                raise CompileError(
+                    f"argument {place} of {user} is {argument!r}, a node of raycomm's own, and experimental_compile reads graphs "
+                    f"of ray.dag alone, also under raycomm.install(); {remedy}",
+                    node=user,
+                    argument=str(place),
+                    remedy=remedy,
+                )
 
 
 def _check_kinds(nodes: list[Any]) -> None:

@@ -8,6 +8,7 @@ worker with ``runtime_env={"worker_process_setup_hook": "raycomm.install"}``.
 from __future__ import annotations
 
 import functools
+import inspect
 import uuid
 from typing import Any, Final
 
@@ -33,10 +34,14 @@ def install() -> None:
         return
 
     @functools.wraps(current)
-    def experimental_compile(self: Any, *args: Any, **kwargs: Any) -> CompatGraph:
-        return _compile(self, *args, **kwargs)
+    def compile_with_raycomm(self: Any, *args: Any, **kwargs: Any) -> CompatGraph:
+        known = tuple(inspect.signature(experimental_compile).parameters)[1:]
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(f"{_METHOD}() got an unexpected keyword argument {name!r}; it takes {', '.join(known)}")
+        return experimental_compile(self, *args, **kwargs)
 
-    setattr(DAGNode, _METHOD, experimental_compile)
+    setattr(DAGNode, _METHOD, compile_with_raycomm)
 
 
 def uninstall() -> None:
@@ -51,7 +56,8 @@ def _is_ours(method: Any) -> bool:
     return hasattr(method, "__wrapped__") and getattr(method, "__globals__", None) is globals()
 
 
-def _compile(
+# By Ray's name, which is the user's when Python says that arguments do not fit.
+def experimental_compile(
     node: Any,
     _submit_timeout: float | None = None,
     _buffer_size_bytes: int | None = None,
@@ -69,11 +75,16 @@ def _compile(
             "is called or not. Please reuse the existing compiled DAG or create a new one."
         )
     size = context.buffer_size_bytes if _buffer_size_bytes is None else _buffer_size_bytes
-    if not isinstance(size, int) or size <= 0:
-        raise ValueError(f"`buffer_size_bytes` must be a positive integer, found {size}")
-    _check_communicator(_default_communicator)
     max_inflight = context.max_inflight_executions if _max_inflight_executions is None else _max_inflight_executions
     max_buffered = context.max_buffered_results if _max_buffered_results is None else _max_buffered_results
+    for name, value in (
+        ("buffer_size_bytes", size),
+        ("max_inflight_executions", max_inflight),
+        ("max_buffered_results", max_buffered),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ValueError(f"`{name}` must be a positive integer, found {value!r}")
+    _check_communicator(_default_communicator)
     submit_timeout = context.submit_timeout if _submit_timeout is None else _submit_timeout
     node.is_cgraph_output_node = True
     try:

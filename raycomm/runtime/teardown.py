@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import ray
 
 from raycomm import _core
 from raycomm.channel import Deadline, ShmArena
-from raycomm.observe.board import Board, Row, State
+from raycomm.observe.board import Board, State
 from raycomm.observe.notice import Notice
 from raycomm.plan import Plan
 
@@ -56,22 +55,18 @@ class Teardown:
         """
         limit = "there is no limit" if deadline.limit_s is None else f"at most {deadline.limit_s} s ({limit_name})"
         what_then = "then their actors are killed" if kill_actors else _ENDS_THEM
-        try:
-            late = self._wait(deadline, lambda late: self._waits(late, f"{limit}; {what_then}"))
-            handles = self._handles
-            if late and kill_actors and handles:
-                for process in late:
-                    ray.kill(handles[process - 1])
-                late = self._wait(Deadline(_KILL_LIMIT_S), lambda late: self._waits(late, "they were killed"))
-        except BaseException:  # Ctrl-C
-            self._tell_busy(self._late(), "its teardown was interrupted;")
-            raise
+        late = self._wait(deadline, f"{limit}; {what_then}")
+        handles = self._handles
+        if late and kill_actors and handles:
+            for process in late:
+                ray.kill(handles[process - 1])
+            late = self._wait(Deadline(_KILL_LIMIT_S), "they were killed")
         self._finish(late, f"after {deadline.limit_s} s")
 
     def leave(self, limit_s: float) -> None:
         """For a program on its way out (Ctrl-C, `sys.exit`, a cancelled task): a short wait, then say who still computes."""
         deadline = Deadline(min(limit_s, _LEAVE_LIMIT_S))
-        self._finish(self._wait(deadline, lambda late: self._waits(late, _ENDS_THEM)), f"after {deadline.limit_s} s")
+        self._finish(self._wait(deadline, _ENDS_THEM), f"after {deadline.limit_s} s")
 
     def wait_for_exit(self, limit_s: float) -> None:
         """For the interpreter's end, and Ray's, which kills the actors right after: silent, and short.
@@ -85,14 +80,18 @@ class Teardown:
             if deadline.over or all(row.state is State.COMPUTING and row.seconds > limit_s for row in rows):
                 return
 
-    def _wait(self, deadline: Deadline, waits: Callable[[list[int]], str]) -> list[int]:
+    def _wait(self, deadline: Deadline, what_then: str) -> list[int]:
         """Wait until every loop has left or its process has died; gives those that had not when the deadline passed."""
         notice = Notice(_FIRST_NOTICE_S)
-        while not self._arena.core.wait_left(self._actors, deadline.left(at_most=notice.left())):
-            late = self._late()
-            if deadline.over or not late:
-                return late
-            notice.give(partial(waits, late))
+        try:
+            while not self._arena.core.wait_left(self._actors, deadline.left(at_most=notice.left())):
+                late = self._late()
+                if deadline.over or not late:
+                    return late
+                notice.give(partial(self._waits, late, what_then))
+        except BaseException:  # Ctrl-C
+            self._tell_busy(self._late(), "its teardown was interrupted;", 0.0)
+            raise
         return []
 
     def _late(self) -> list[int]:
@@ -106,14 +105,15 @@ class Teardown:
         return f"teardown of graph {self._name!r} waits for {who}; {what_then}{way_out}"
 
     def _finish(self, late: list[int], when: str) -> None:
-        self._tell_busy(late, f"but {when}")
+        # Not of those that have only just begun: they leave as soon as they look, as the others do.
+        self._tell_busy(late, f"but {when}", _IN_A_METHOD_S)
         if not late:
             self._handles = ()
             self._arena.core.trim()
 
-    def _tell_busy(self, late: list[int], how: str) -> None:
-        # The others leave as soon as they look, and so does one that has only just begun.
-        busy = [str(row) for row in map(self._board.row, late) if _is_busy(row)]
+    def _tell_busy(self, late: list[int], how: str, longer_than_s: float) -> None:
+        rows = map(self._board.row, late)
+        busy = [str(row) for row in rows if row.state is State.COMPUTING and row.seconds > longer_than_s]
         if busy:
             logger.warning(
                 "graph %r is torn down, %s still in a method: %s. They leave it when it returns; %s",
@@ -122,10 +122,6 @@ class Teardown:
                 "; ".join(busy),
                 _ENDS_THEM,
             )
-
-
-def _is_busy(row: Row) -> bool:
-    return row.state is State.COMPUTING and row.seconds > _IN_A_METHOD_S
 
 
 def dropped(arena: ShmArena, name: str) -> None:

@@ -118,6 +118,24 @@ def test_ctrl_c_in_a_get_ends_the_block(workers: list[Any], gate: Gate, log: pyt
     until(lambda: loops(workers[0]) == 0, "the loop leaves")
 
 
+def test_a_second_ctrl_c_leaves_at_once_and_says_who_stays(workers: list[Any], gate: Gate, log: pytest.LogCaptureFixture) -> None:
+    graph = raycomm.compile(held(workers[0], gate))
+    graph.execute(1)
+    gate.wait_entered()
+    interrupter = Interrupter(lambda: graph.is_teardown)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            with graph:
+                raise KeyboardInterrupt
+        finally:
+            interrupter.join()  # also strikes here, if it comes late
+    [line] = lines(log)
+    assert ".hold#0" in line
+    gate.open()
+    until(lambda: loops(workers[0]) == 0, "the loop leaves")
+
+
 def test_an_error_in_a_block_waits_as_ever_with_words(workers: list[Any], gate: Gate, log: pytest.LogCaptureFixture) -> None:
     opener = threading.Thread(target=lambda: (until(lambda: "teardown of graph" in log.text, "words"), gate.open()))
     opener.start()

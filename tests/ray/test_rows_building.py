@@ -180,9 +180,9 @@ def test_the_highest_position_counts(workers: list[Any]) -> None:
         unsendable = object()
         assert graph.execute(1, unsendable, unsendable, 4).get() == ("w0", 1, 4)
         for count in (0, 1, 2, 3, 5):
-            with pytest.raises(ArgumentError, match=rf"{count} positional arguments instead of 4"):
+            with pytest.raises(ArgumentError, match=rf"takes 4 positional arguments \(inp\[3\] is used\) .*, was given {count} "):
                 graph.execute(*range(count))
-        with pytest.raises(ArgumentError, match="1 positional arguments instead of 4"):
+        with pytest.raises(ArgumentError, match="was given 1 positional argument "):
             graph.execute((1, 2, 3, 4))
 
 

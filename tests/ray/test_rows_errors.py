@@ -108,8 +108,8 @@ def test_wrong_arguments(workers: list[Any]) -> None:
         out = bind(workers[0].pair, inp[0], inp.k)
     with raycomm.compile(out, name="named") as graph:
         for arguments, keywords, says in (
-            ((), {"k": 1}, "0 positional arguments instead of 1"),
-            ((1, 2), {"k": 1}, "2 positional arguments instead of 1"),
+            ((), {"k": 1}, r"takes 1 positional argument (inp[0] is used) and keyword arguments 'k', was given 0"),
+            ((1, 2), {"k": 1}, "was given 2 positional arguments and keyword arguments 'k'"),
             ((1,), {}, "missing 'k'"),
             ((1,), {"k": 1, "z": 2, "y": 3}, "unknown 'z', 'y'"),
             ((), {"z": 1}, "missing 'k'"),

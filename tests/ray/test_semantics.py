@@ -158,7 +158,7 @@ def test_parts_of_the_input(workers: list[Any], family: str) -> None:
         assert graph.execute(1, 2, key="k").get() == ((("w0", 1, "k"),), {"right": ("w1", 2, "k")})
         with pytest.raises(ArgumentError, match="missing 'key'"):
             graph.execute(1, 2)
-        with pytest.raises(ArgumentError, match="1 positional arguments instead of 2") as caught:
+        with pytest.raises(ArgumentError, match="was given 1 positional argument ") as caught:
             graph.execute(1, key=3)
         assert "'key'" in str(caught.value.expected)
         with pytest.raises(ArgumentError, match="unknown 'other'"):
