@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thread but the main one
 
@@ -79,14 +79,17 @@ class Loop:
             raycomm._core.Closed: always, in the end.
         """
         steps = self._steps
-        try:
-            while True:
-                for step in steps:
-                    step()
-                self._execution += 1
-        finally:
-            self._registers.clear()
-            steps.clear()  # they know this loop: left to a garbage collection, the graph's memory would stay mapped until then
+        while True:
+            for step in steps:
+                step()
+            self._execution += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._registers.clear()
+        self._steps.clear()  # they know this loop: left to a garbage collection, the graph's memory would stay mapped until then
 
     def _prepare(self) -> list[Step]:
         if not self._faults and (whole := self._relay()) is not None:

@@ -181,10 +181,11 @@ class Member:
         except (OSError, SerializationError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return
-        self._faults.reach(Point.SETUP_READY)
-        report.write(READY)
-        with lending(arena, plan):
-            loop.run()
+        with loop:  # from here on: the graph may be closed before it runs
+            self._faults.reach(Point.SETUP_READY)
+            report.write(READY)
+            with lending(arena, plan):
+                loop.run()
 
     def _announced(self, control: ShmReader) -> Any:
         """The driver's list of addresses. It may have given up before it knew of this arena, which it then cannot close."""

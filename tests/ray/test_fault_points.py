@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -223,6 +224,26 @@ def test_an_actor_ends_during_teardown(victims: Victims, ends: list[Any], stall:
     with raycomm.compile(pipeline(ends, victim)) as again:
         assert again.execute(1).get(timeout=PATIENCE_S) == 4
     free(*ends, victim)
+    ray.kill(victim)
+
+
+def test_a_loop_that_never_began_leaves_nothing(victims: Victims, ends: list[Any], stall: Stall) -> None:
+    """Its graph is closed while it gets ready; its memory is given back at once, not at some garbage collection."""
+    victim, _ = victims.take()
+    late = ends[0]
+    ray.get(late.__ray_call__.remote(lambda _: gc.disable()))
+    try:
+        with inject(
+            Fault(actor=late, point=Point.SETUP_READY, action=stall),
+            Fault(actor=victim, point=Point.SETUP_READY, action=Raise(LookupError("never mind"))),
+        ):
+            with pytest.raises(ActorDiedError):
+                raycomm.compile(pipeline(ends, victim))
+            until(stall.reached, "the other is about to say that it is ready")
+        stall.release()
+        free(late)
+    finally:
+        ray.get(late.__ray_call__.remote(lambda _: gc.enable()))
     ray.kill(victim)
 
 
