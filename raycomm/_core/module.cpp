@@ -193,6 +193,7 @@ NB_MODULE(_core, m) {
       .def("lend", [](Arena& a, uint64_t bytes, double timeout, const nb::tuple& outputs) {
         if (!a.pool) throw ArenaError("the arena has no pool yet: call join first");
         if (!in_its_process(*a.graph)) raise();
+        if (const uint64_t closed = a.graph->closed(); closed != 0) raise_closed(closed), raise();
         unsigned char* data = nullptr;
         const int64_t deadline = deadline_after(timeout);
         std::vector<const Reader*> readers;

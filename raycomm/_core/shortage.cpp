@@ -90,10 +90,10 @@ Shortage Pool::look(uint64_t wanted, uint64_t began, int64_t waited_ns, uint64_t
 
 void Pool::trim_if_wanted() {
   const int64_t wanted = static_cast<int64_t>(budget_->header().budget_wanted_ns.load(std::memory_order_relaxed));
-  // Whoever wants some asks every 20 ms, so one look for each time it asks is enough.
-  if (wanted <= trimmed_ns_.load(std::memory_order_relaxed) || now_ns() - wanted > kForgottenNs) return;
+  if (wanted == 0 || now_ns() - wanted > kForgottenNs) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock) trim_locked();
+  // Looking at every block is for a new wish; until it is forgotten, what has become free since goes as well.
+  if (lock && (wanted > trimmed_ns_ || free_bytes_ != 0 || own_->header().free_stack.load(std::memory_order_relaxed) != 0)) trim_locked();
 }
 
 void Pool::trim() {
@@ -102,7 +102,7 @@ void Pool::trim() {
 }
 
 void Pool::trim_locked() {
-  trimmed_ns_.store(now_ns(), std::memory_order_relaxed);
+  trimmed_ns_ = now_ns();
   collect();
   scan();
   // Nobody reads a free block; and the file keeps its size, so that a stray look finds zeros, never a fault.

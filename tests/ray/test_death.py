@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import ray
@@ -61,6 +62,8 @@ def test_the_report_says_how_an_actor_died(cluster: None, how: str, words: str) 
     until(lambda: f"died ({words}) in " in graph.status().reason, "the process is reaped")
     with pytest.raises(ActorDiedError, match=re.escape(f"died ({words}) in ")):
         graph.execute("go")
+    with pytest.raises(ActorDiedError):
+        graph.empty(5, np.uint8)
     graph.teardown()
 
 

@@ -337,7 +337,7 @@ def test_a_small_view_of_a_big_array_holds_it(workers: list[Any]) -> None:
 
 def test_a_result_larger_than_the_pool(workers: list[Any]) -> None:
     with raycomm.compile(chain(workers[0].zeros), shm_limit_bytes=4 << 20) as graph:
-        with pytest.raises(SharedMemoryError, match=r"no 8\.0 MiB of shared memory.*of 4 MiB"):
+        with pytest.raises(SharedMemoryError, match=r"no 8\.0 MiB of shared memory.*of 4.0 MiB"):
             graph.execute(8 << 20).get()
         assert graph.execute(10).get().nbytes == 10
 

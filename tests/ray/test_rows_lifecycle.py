@@ -30,11 +30,13 @@ def loops(worker: Any) -> int:
 
 
 @contextmanager
-def interrupted_once(ready: Callable[[], bool]) -> Iterator[list[float]]:
-    """Sends this process SIGINT, once, as soon as `ready()`; gives the time at which it was sent."""
+def interrupted_once(ready: Callable[[], bool]) -> Iterator[None]:
+    """Sends this process SIGINT, once, as soon as the body runs and `ready()`: the body must end with it, within 10 s."""
     sent: list[float] = []
+    begun = threading.Event()
 
     def strike() -> None:
+        begun.wait(PATIENCE_S)
         until(ready, "ready to be interrupted")
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
@@ -42,7 +44,11 @@ def interrupted_once(ready: Callable[[], bool]) -> Iterator[list[float]]:
     thread = threading.Thread(target=strike)
     thread.start()
     try:
-        yield sent
+        with pytest.raises(KeyboardInterrupt):
+            begun.set()
+            yield
+            time.sleep(5)  # the strike may come a little after what it was meant for
+        assert time.monotonic() - sent[0] < 10  # a second is promised
     finally:
         thread.join(PATIENCE_S)
 
@@ -64,11 +70,8 @@ def test_an_interrupt_ends_a_wait_and_nothing_else(workers: list[Any], gate: Gat
                 "execute": lambda: graph.execute(2),
                 "execute with a limit": lambda: graph.execute(2, timeout=100),
             }
-            with interrupted_once(gate.entered) as sent:
-                with pytest.raises(KeyboardInterrupt):
-                    calls[blocked_in]()
-                    time.sleep(5)  # the strike may come a little after what it was meant for
-                assert time.monotonic() - sent[0] < 10  # a second is promised
+            with interrupted_once(gate.entered):
+                calls[blocked_in]()
             assert other.execute(5).get() == 5
             gate.open()
             assert ref.get(timeout=PATIENCE_S) == 1
@@ -78,14 +81,11 @@ def test_an_interrupt_ends_a_wait_and_nothing_else(workers: list[Any], gate: Gat
 def test_an_interrupt_during_compile_leaves_nothing(workers: list[Any], gate: Gate) -> None:
     """One actor has its loop, the other is stuck in its set-up: what was begun is taken back, and both can be compiled again."""
     busy = Worker.remote("busy")
-    with interrupted_once(lambda: loops(workers[0]) == 1) as sent:
-        with (
-            inject(Fault(actor=busy, point=Point.SETUP_BEGIN, action=Stall(gate.path))),
-            pytest.raises(KeyboardInterrupt),
-        ):
-            raycomm.compile(chain(workers[0].echo, busy.echo))
-            time.sleep(5)
-        assert time.monotonic() - sent[0] < 10
+    with (
+        interrupted_once(lambda: loops(workers[0]) == 1),
+        inject(Fault(actor=busy, point=Point.SETUP_BEGIN, action=Stall(gate.path))),
+    ):
+        raycomm.compile(chain(workers[0].echo, busy.echo))
     until(lambda: loops(workers[0]) == 0, "the loop that had begun leaves")
     gate.open()
     assert ray.get(busy.add.remote(1)) == 2
@@ -101,11 +101,8 @@ def test_an_interrupt_during_teardown(workers: list[Any], gate: Gate) -> None:
     graph.execute(1)
     gate.wait_entered()
     begin = time.monotonic()
-    with interrupted_once(lambda: time.monotonic() > begin + 0.3) as sent:
-        with pytest.raises(KeyboardInterrupt):
-            graph.teardown(timeout=100)
-            time.sleep(5)
-        assert time.monotonic() - sent[0] < 10
+    with interrupted_once(lambda: time.monotonic() > begin + 0.3):
+        graph.teardown(timeout=100)
     with pytest.raises(ChannelClosedError):
         graph.execute(2)
     gate.open()

@@ -374,7 +374,7 @@ def test_names_plan_and_repr(workers: list[Any]) -> None:
         ref = graph.execute(1)
         assert "'named'" in repr(graph)
         assert "running" in repr(graph)
-        assert "pending" in repr(ref)
+        assert "execution 0, pending>" in repr(ref) or "execution 0, done, not fetched>" in repr(ref)
         ref.get()
         assert "fetched" in repr(ref)
         assert "execution 0" in repr(ref)

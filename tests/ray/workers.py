@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -179,8 +180,10 @@ class WorkerBody:
             return x
         if how == "_exit":
             os._exit(1)
-        elif how in ("SIGKILL", "SIGSEGV"):
-            os.kill(os.getpid(), signal.Signals[how])
+        elif how == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "SIGSEGV":
+            ctypes.string_at(0)
         elif how == "exit_actor":
             ray.actor.exit_actor()
         elif how == "sys.exit":
