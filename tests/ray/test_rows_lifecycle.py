@@ -152,9 +152,9 @@ def test_a_slow_actor_is_waited_for_and_named(workers: list[Any]) -> None:
         stop(pid)
         try:
             refs = [graph.execute(value) for value in range(2)]
-            with pytest.raises(ChannelTimeoutError, match=rf"WorkerBody#\w+ \(pid {pid}, alive\)"):
+            with pytest.raises(ChannelTimeoutError, match=rf"WorkerBody#\w+ \(pid {pid}, stopped: state T\)"):
                 refs[0].get(timeout=0.3)
-            with pytest.raises(ChannelTimeoutError, match=rf"pid {pid}, alive"):
+            with pytest.raises(ChannelTimeoutError, match=rf"pid {pid}, stopped: state T"):
                 graph.execute(2, timeout=0.3)
         finally:
             os.kill(pid, signal.SIGCONT)
