@@ -119,8 +119,7 @@ def compile(node: Any, **options: Any) -> CompiledGraph:
     Args:
         node: from `raycomm.bind`, from `actor.method.bind`, or a `MultiOutputNode` of such; both kinds can be mixed.
         **options: settings by name, see `raycomm.options`; also from the environment as ``RAYCOMM_<NAME>``. Ray's underscored
-        spellings are
-            accepted.
+            spellings are accepted.
 
     Returns:
         The running graph, ready for `execute`. It is also a context manager that tears itself down. Blocks until every actor
@@ -172,9 +171,12 @@ def _ray_dag() -> tuple[Any, Any, Any]:
     try:
         from raycomm.ray_dag.read import ADAPTER
         from raycomm.ray_dag.refs import RayRef
-        from raycomm.ray_dag.shutdown import end_with_ray
     except ImportError:
         from raycomm.runtime.refs import Ref
 
         return None, Ref, None
+    try:
+        from raycomm.ray_dag.shutdown import end_with_ray
+    except ImportError:
+        return ADAPTER, RayRef, None
     return ADAPTER, RayRef, end_with_ray

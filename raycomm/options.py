@@ -237,4 +237,4 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
         if variable.startswith("RAYCOMM_") and variable not in known and not variable.startswith(_OTHERS):
             close = difflib.get_close_matches(variable.removeprefix("RAYCOMM_"), [name.upper() for name in _PARSERS], n=1)
             meant = f"did you mean RAYCOMM_{close[0]}?" if close else f"those that do are: {', '.join(known)}"
-            warnings.warn(f"environment variable {variable} sets no option of raycomm; {meant}", stacklevel=3)
+            warnings.warn(f"environment variable {variable} sets no option of raycomm; {meant}", stacklevel=4)

@@ -246,7 +246,10 @@ PyObject* Reader::read(double seconds) {
 
 bool Reader::skip(double seconds) {
   Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
-  if (!turn || !wait_ready(deadline_after(seconds), ticks())) return false;
+  if (!turn) return false;
+  const bool came = wait_ready(deadline_after(seconds), ticks());
+  graph_->board().set(Activity::idle, 0, ticks());
+  if (!came) return false;
   ring_.open(message_);
   if (decoder_.open()) {  // by a read that was interrupted; its leases hold the blocks
     decoder_.settle();

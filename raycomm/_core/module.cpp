@@ -173,6 +173,7 @@ NB_MODULE(_core, m) {
       .def("block_holders", &block_holders, "process"_a)
       .def("committed", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().pool_committed.load(std::memory_order_relaxed); },
            "process"_a)
+      .def("rest", [](const Arena& a) { a.graph->board().set(Activity::idle, 0, ticks()); })
       .def("mark", [](const Arena& a, uint32_t subject) {
         const uint64_t now = ticks();
         a.graph->board().close_call(now);

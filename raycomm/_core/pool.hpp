@@ -169,7 +169,7 @@ class Pool {
   uint64_t committed_ = 0;  // the beginning of the pool up to here has been given memory once; holes may have lost theirs
   uint64_t memory_ = 0;     // bytes that have memory now
   uint64_t free_bytes_ = 0; // in free blocks that have memory
-  int64_t trimmed_ns_ = 0;
+  int64_t trimmed_ns_ = 0;  // the last trim, on the clock of budget_wanted_ns
 };
 
 // Clears `process`'s bit on a block; whoever clears the last bit pushes the block on its owner's free stack. Idempotent.

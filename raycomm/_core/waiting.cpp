@@ -46,7 +46,7 @@ MemoryWait::~MemoryWait() {
 bool MemoryWait::judge(const PoolExhausted& report, int64_t deadline) {
   const Shortage shortage = pool_.shortage(report.wanted, began_, deadline != 0);
   if (const uint64_t closed = graph_.closed(); closed != 0) return raise_closed(closed), false;
-  if (shortage != Shortage::passing) return raise_pool_full(report, shortage), false;
+  if (shortage != Shortage::passing) return over_ = true, raise_pool_full(report, shortage), false;
   if (now_ns() >= deadline) return PyErr_SetNone(g_timed_out), false;
   return true;
 }

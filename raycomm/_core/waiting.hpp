@@ -84,7 +84,7 @@ class MemoryWait {
   const Neighbourhood& graph_;
   Pool& pool_;
   uint64_t began_;  // ticks
-  bool over_ = false;
+  bool over_ = false;  // there was memory, or there will be none
 };
 
 // One thread at a time and only in the process that made it; anything else is a clear error, not corruption.

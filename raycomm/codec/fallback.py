@@ -9,6 +9,7 @@ none for the newer dtypes.
 
 from __future__ import annotations
 
+import dis
 import io
 import pickle
 import sys
@@ -212,9 +213,9 @@ def _members(value: object) -> Iterator[tuple[object, str]]:
 def _reduced_members(value: object) -> Iterator[tuple[object, str]]:
     try:
         reduced = value.__reduce_ex__(_PROTOCOL)
-    except Exception:
-        if _reduces_itself(value):
-            return  # it is refused as a whole, and says why
+    except Exception as error:
+        if _reduces_itself(value) and _raised_on_purpose(error):
+            return  # it is refused as a whole, and its class says why
         # No reducer: a lock, a socket; or one of slots without __getstate__. Its attributes are all there is to look at.
         yield from ((item, f".{name}") for name, item in _attributes(value))
         return
@@ -248,10 +249,18 @@ def _refusal(value: object) -> str | None:
     try:
         value.__reduce_ex__(_PROTOCOL)
     except (TypeError, ValueError, pickle.PicklingError) as error:
-        return _text(error).rstrip(".") or None
+        return _text(error).rstrip(".") or None if _raised_on_purpose(error) else None
     except Exception:
         return None
     return None
+
+
+def _raised_on_purpose(error: BaseException) -> bool:
+    """Whether a `raise` statement raised it, and not something that failed: what __reduce__ pickles, or a mistake in it."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:

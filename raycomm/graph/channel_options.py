@@ -33,7 +33,7 @@ class ChannelOptions:
             CompileError: an unknown option, or a value outside its range; names the node and the option.
         """
         known = [field.name for field in fields(cls)]
-        for name in given.keys() - known:
+        for name in (name for name in given if name not in known):
             remedy = f"known options are: {', '.join(known)}"
             text = f"unknown channel option {name!r} of node {node}; {remedy}"
             raise CompileError(text, node=node, argument=name, remedy=remedy)

@@ -127,8 +127,8 @@ class Row:
         if self.state is not State.UNREAD or self.written_s is None or self.written_s < _NOTED_S:
             return ""
         if self.condition is Condition.IN_KERNEL:
-            return ": the kernel holds it in a call that cannot be interrupted (state D)"
-        return ": its loop does not get to run (another thread of it may hold the interpreter, or the processors are busy)"
+            return ": the kernel holds a thread of it in a call that cannot be interrupted (state D)"
+        return ": its thread does not get to run (another thread of it may hold the interpreter, or the processors are busy)"
 
 
 class Board:
@@ -207,7 +207,7 @@ class Board:
         """Follows the wait for a message from process to process, up to those that do not wait for another one."""
         for _ in range(_LOOKS):
             if self._messages.written(channel) > execution:
-                return f"it came in this moment, from {self._author(channel)}"
+                return f"it has come, from {self._author(channel)}"
             rows, clauses = self._follow(self._plan.channels[channel].writer)
             # Each link must still hold now that those behind it were looked at: else the parts are true and the whole is not.
             held = all(self._still(row) for row in rows if row.waits_for)

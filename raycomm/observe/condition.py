@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from enum import Enum
 from pathlib import Path
@@ -14,7 +15,7 @@ class Condition(Enum):
     ALIVE = "alive"
     STOPPED = "stopped: state T"
     TRACED = "held by a debugger: state t"
-    IN_KERNEL = "alive, state D"
+    IN_KERNEL = "alive, a thread in state D"
 
     @property
     def runs(self) -> bool:
@@ -22,18 +23,25 @@ class Condition(Enum):
         return self not in (Condition.STOPPED, Condition.TRACED)
 
 
-_BY_LETTER = {"T": Condition.STOPPED, "t": Condition.TRACED, "D": Condition.IN_KERNEL}
+# Linux 6.15 tells a process with a pidfd how another one has ended.
+KERNEL_TELLS_ENDINGS = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (6, 15)
 
 
 def condition_of(pid: int) -> Condition:
-    """The condition of process `pid`, from `/proc`; `ALIVE` where that cannot be read."""
+    """The condition of process `pid`, from the states of its threads in `/proc`; `ALIVE` where they cannot be read.
+
+    Which of them runs the loop is not told: it stands still for sure where all do.
+    """
+    letters = set()
     try:
-        text = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-    except OSError:
-        return Condition.ALIVE
-    # "pid (name) state ...": a name may itself hold parentheses and spaces.
-    state = text.rpartition(")")[2].split()[:1]
-    return _BY_LETTER.get(state[0], Condition.ALIVE) if state else Condition.ALIVE
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            # "pid (name) state ...": a name may itself hold parentheses and spaces.
+            letters.update((task / "stat").read_text("ascii", "replace").rpartition(")")[2].split()[:1])
+    except OSError:  # a thread ends, or all of them
+        pass
+    if letters and letters <= {"T", "t"}:
+        return Condition.TRACED if "t" in letters else Condition.STOPPED
+    return Condition.IN_KERNEL if "D" in letters else Condition.ALIVE
 
 
 def ending(wait_status: int | None) -> str:

@@ -252,15 +252,19 @@ class CompatGraph:
             # Not in a signal handler that has struck the first one: it would wait for itself.
             if self._teardown_by != threading.get_ident():
                 self._teardown_over.wait(limit)
+            self._kill(kill_actors)
             return
         try:
             if not self.graph.is_teardown:  # by the interpreter's exit, which has waited
                 self.graph.teardown(limit, kill_actors=kill_actors)
-            for handle in self._nodes.handles if kill_actors else ():
-                logger.info("graph %r: killing actor %s", self.graph.name, handle)
-                ray.kill(handle)
+            self._kill(kill_actors)
         finally:
             self._teardown_over.set()
+
+    def _kill(self, kill_actors: bool) -> None:
+        for handle in self._nodes.handles if kill_actors else ():
+            logger.info("graph %r: killing actor %s", self.graph.name, handle)
+            ray.kill(handle)
 
     def visualize(
         self, filename: str = "compiled_graph", format: str = "png", view: bool = False, channel_details: bool = False

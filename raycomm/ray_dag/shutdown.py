@@ -30,7 +30,10 @@ class ShutdownEntry:
 
 
 def end_with_ray(graph: CompiledGraph) -> object:
-    """Have `ray.shutdown` end `graph`, for as long as what this returns is kept."""
+    """Have `ray.shutdown` end `graph`, for as long as what this returns is kept. A Ray without such a table leaves it to the
+    graph's next wait to find out."""
+    table = getattr(compiled_dag_node, "_compiled_dags", None)
     entry = ShutdownEntry(graph)
-    compiled_dag_node._compiled_dags[uuid.uuid4().hex] = entry
+    if table is not None:
+        table[uuid.uuid4().hex] = entry
     return entry

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 _SLICE_S = 0.2
 _BUSY_S = 0.001  # another thread is about to hand a result over
+_SHORT_S = 0.02  # memory is short: what is let go of rings the bell, what another process returns to the budget does not
 
 
 class _Waiter(Generic[T]):
@@ -37,6 +38,7 @@ class _Waiter(Generic[T]):
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = self.loop.create_future()
         self.settled = False  # no more attempts; changed only by who serves
+        self.pause_s = _BUSY_S  # before the next attempt, where one has failed that was due
 
     def settle(self, value: T | None, error: BaseException | None) -> None:
         """Hand the outcome to the task, from any thread. A cancelled one does not want it; a closed loop cannot take it."""
@@ -258,18 +260,19 @@ class Waker:
             if value is not None:
                 waiter.settle(value, None)
             else:
-                self._again_soon(waiter.loop)
+                self._again_soon(waiter.loop, waiter.pause_s)
+                waiter.pause_s = min(2 * waiter.pause_s, _SHORT_S)
 
-    def _again_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _again_soon(self, loop: asyncio.AbstractEventLoop, pause_s: float) -> None:
         """Look once more in a moment: another thread is at that result, or memory is short."""
         if loop in self._soon:
             return
         self._soon.add(loop)
         if loop is asyncio._get_running_loop():
-            loop.call_later(_BUSY_S, self._look_again, loop)
+            loop.call_later(pause_s, self._look_again, loop)
             return
         try:
-            loop.call_soon_threadsafe(loop.call_later, _BUSY_S, self._look_again, loop)
+            loop.call_soon_threadsafe(loop.call_later, pause_s, self._look_again, loop)
         except RuntimeError:  # closed
             self._soon.discard(loop)
 

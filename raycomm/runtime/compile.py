@@ -100,14 +100,14 @@ def compile_graph(
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
         handles = [actor.handle for actor in graph.actors]
         compiled = CompiledGraph(plan, options, arena, board, ref_type, actor_ids, handles)
+        if at_shutdown is not None:
+            compiled.at_shutdown = at_shutdown(compiled)
+        _end_at_exit(compiled)
     except BaseException:
         # Closing reaches the actors whose arena is attached here; the others look at this, now or once they have begun.
         arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)
         arena.close(_core.CLOSED_FAILED, DRIVER)
         raise
-    if at_shutdown is not None:
-        compiled.at_shutdown = at_shutdown(compiled)
-    _end_at_exit(compiled)
     return compiled
 
 

@@ -332,7 +332,7 @@ class CompiledGraph:
 
     @property
     def state(self) -> str:
-        """ "running", "torn down", or "closed" where an actor has ended it; and whether Ray was shut down."""
+        """ "running", "torn down", or "closed" by an actor; "; Ray was shut down in this process" may stand behind it."""
         state = "torn down" if self._torn_down else "closed" if self._arena.closed[0] else "running"
         return f"{state}; Ray was shut down in this process" if self._connection.closed else state
 
@@ -350,8 +350,9 @@ class CompiledGraph:
         """
         limit, name = (self.options.teardown_timeout, "teardown_timeout") if timeout is None else (timeout, "timeout")
         deadline = Deadline(limit, "teardown")
-        self._close_now()
-        self._teardown.run(deadline, name, kill_actors=kill_actors)
+        with self._teardown.telling_if_interrupted():
+            self._close_now()
+            self._teardown.run(deadline, name, kill_actors=kill_actors)
 
     def close_at_exit(self, limit_s: float = EXIT_LIMIT_S) -> None:
         """Teardown by the interpreter's exit hook: silent, and with a short limit, since Ray ends the actors right after."""
@@ -366,6 +367,7 @@ class CompiledGraph:
 
     def _close_now(self) -> None:
         """Close all channels; only stores, so it may run in a signal handler or a finalizer."""
+        self._connection.graph_ends()
         self._torn_down = True
         self._arena.close(_core.CLOSED_TEARDOWN, 0)
         self._finalizer.detach()  # last: until the channels are closed somebody has to
@@ -377,8 +379,9 @@ class CompiledGraph:
         if error is None or isinstance(error, Exception):
             self.teardown()
         else:  # KeyboardInterrupt, SystemExit, a cancelled task: somebody wants to leave
-            self._close_now()
-            self._teardown.leave(self.options.teardown_timeout)
+            with self._teardown.telling_if_interrupted():
+                self._close_now()
+                self._teardown.leave(self.options.teardown_timeout)
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self.name!r}, {len(self.plan.processes) - 1} actors, {self.state}>"

@@ -20,7 +20,7 @@ def shared_memory_error(error: _core.PoolFull, core: _core.Arena, plan: Plan, wh
         if process != core.process:
             blocks = _blocks_of(core, process)
             holders.update(blocks)
-            others -= sum(blocks.values())
+            others -= min(sum(blocks.values()), _committed(core, process))  # one block may have several holders
     amounts = [f"{plan.processes[process].label} {size / _MIB:.1f} MiB" for process, size in sorted(holders.items())]
     if others > 0:
         amounts.append(f"free in the pools of other processes, or out of sight, {others / _MIB:.1f} MiB")
@@ -45,6 +45,13 @@ def _blocks_of(core: _core.Arena, process: int) -> dict[int, int]:
         return {}
 
 
+def _committed(core: _core.Arena, process: int) -> int:
+    try:
+        return core.committed(process)
+    except _core.ArenaError:
+        return 0
+
+
 def _remedy(shortage: int, holders: set[int], process: int) -> str:
     if shortage == _core.SHORTAGE_CIRCULAR:
         return (
@@ -55,12 +62,12 @@ def _remedy(shortage: int, holders: set[int], process: int) -> str:
         return "It alone is larger than the limit: compile with a larger shm_limit_bytes"
     if holders == {process} and process != _DRIVER:
         return (
-            "It holds what this execution gave it until the execution is over, so waiting would not help. Compile with a larger "
-            "shm_limit_bytes, or let its methods keep no views of what they were given"
+            "It holds what this execution gave it until the execution is over, and what its methods keep, so waiting would not "
+            "help. Compile with a larger shm_limit_bytes, or let its methods keep no views of what they were given"
         )
     if _DRIVER in holders:
         return (
-            "The driver's are results that were not fetched yet and arrays and tensors that it keeps. Fetch results or drop "
-            "their refs, let go of received arrays and tensors, or compile with a larger shm_limit_bytes"
+            "The driver's are results that were not fetched yet, and arrays and tensors that it keeps or fills. Fetch results or "
+            "drop their refs, let go of received arrays and tensors, or compile with a larger shm_limit_bytes"
         )
     return "Let go of received arrays and tensors, or compile with a larger shm_limit_bytes"

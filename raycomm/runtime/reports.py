@@ -12,7 +12,7 @@ from raycomm.channel import ShmArena
 from raycomm.codec import Failure, encode
 from raycomm.errors import RaycommError, SerializationError
 from raycomm.observe.board import Board, State
-from raycomm.observe.condition import ending
+from raycomm.observe.condition import KERNEL_TELLS_ENDINGS, ending
 from raycomm.options import Options
 from raycomm.plan import Plan
 from raycomm.runtime import ray_errors
@@ -56,7 +56,7 @@ class Reports:
         """Raise `ChannelClosedError` after teardown. What had arrived is not handed out then, or it would be a matter of luck."""
         if not torn_down:
             return
-        if self._connection.closed:
+        if self._connection.closed:  # first, and so the reason
             raise self._shut_down()
         raise ray_errors.ChannelClosedError(
             f"graph {self._name!r} was torn down; compile it again to go on",
@@ -68,8 +68,8 @@ class Reports:
     def _shut_down(self) -> BaseException:
         return _error(
             ray_errors.ChannelClosedError,
-            f"graph {self._name!r} has ended: Ray was shut down in this process, and its actors with it. Call ray.init(), make "
-            "the actors again, and compile a new graph",
+            f"graph {self._name!r} has ended: Ray was shut down in this process, and actors that belong to it are gone. "
+            "Call ray.init(), make the actors again, and compile a new graph",
             graph=self._name,
             channel=None,
             reason="shutdown",
@@ -134,6 +134,7 @@ class Reports:
         else:
             what = f"no room within {limit} s, with at most {self._options.max_inflight} executions under way"
             remedy = "Fetch results, or give a larger timeout or max_inflight"
+        self._arena.core.rest()  # the wait is over, also as others see it
         return _error(
             ray_errors.ChannelTimeoutError,
             f"execute of graph {self._name!r} found {what}: {waits}. {remedy}",
@@ -193,7 +194,7 @@ class Reports:
     def _wait_status(self, process: int) -> int | None:
         """How a dead process ended. Its parent learns of the death when we do: the first time it gets a moment to take it in."""
         core = self._arena.core
-        end = time.monotonic() + (0.0 if process in self._asked else _REAPED_S)
+        end = time.monotonic() + (_REAPED_S if KERNEL_TELLS_ENDINGS and process not in self._asked else 0.0)
         self._asked.add(process)
         while (status := core.ended_with(process)) is None and time.monotonic() < end:
             time.sleep(0.001)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,7 +27,7 @@ _LEAVE_LIMIT_S = 1.0
 _KILL_LIMIT_S = 5.0
 _IN_A_METHOD_S = 0.05
 _EXIT_LOOK_S = 0.02
-_ENDS_THEM = "teardown(timeout=0, kill_actors=True) or ray.kill ends them now"
+_ENDS_THEM = "ray.kill ends them now, or raycomm's teardown(timeout=0, kill_actors=True)"
 
 
 class Teardown:
@@ -45,6 +47,15 @@ class Teardown:
         self._board = board
         self._handles = tuple(handles)
 
+    @contextmanager
+    def telling_if_interrupted(self) -> Iterator[None]:
+        """Around all of it: Ctrl-C ends the wait, and says who stays."""
+        try:
+            yield
+        except BaseException:
+            self._tell_busy(self._late(), "its teardown was interrupted;", 0.0)
+            raise
+
     def run(self, deadline: Deadline, limit_name: str, *, kill_actors: bool) -> None:
         """Wait until every loop has left, up to the deadline; then kill, or warn of, those that have not.
 
@@ -56,12 +67,14 @@ class Teardown:
         limit = "there is no limit" if deadline.limit_s is None else f"at most {deadline.limit_s} s ({limit_name})"
         what_then = "then their actors are killed" if kill_actors else _ENDS_THEM
         late = self._wait(deadline, f"{limit}; {what_then}")
+        when = f"after {deadline.limit_s} s"
         handles = self._handles
         if late and kill_actors and handles:
             for process in late:
                 ray.kill(handles[process - 1])
             late = self._wait(Deadline(_KILL_LIMIT_S), "they were killed")
-        self._finish(late, f"after {deadline.limit_s} s")
+            when = f"{_KILL_LIMIT_S} s after their actors were killed"
+        self._finish(late, when)
 
     def leave(self, limit_s: float) -> None:
         """For a program on its way out (Ctrl-C, `sys.exit`, a cancelled task): a short wait, then say who still computes."""
@@ -83,15 +96,11 @@ class Teardown:
     def _wait(self, deadline: Deadline, what_then: str) -> list[int]:
         """Wait until every loop has left or its process has died; gives those that had not when the deadline passed."""
         notice = Notice(_FIRST_NOTICE_S)
-        try:
-            while not self._arena.core.wait_left(self._actors, deadline.left(at_most=notice.left())):
-                late = self._late()
-                if deadline.over or not late:
-                    return late
-                notice.give(partial(self._waits, late, what_then))
-        except BaseException:  # Ctrl-C
-            self._tell_busy(self._late(), "its teardown was interrupted;", 0.0)
-            raise
+        while not self._arena.core.wait_left(self._actors, deadline.left(at_most=notice.left())):
+            late = self._late()
+            if deadline.over or not late:
+                return late
+            notice.give(partial(self._waits, late, what_then))
         return []
 
     def _late(self) -> list[int]:

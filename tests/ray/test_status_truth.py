@@ -6,6 +6,7 @@ Nothing false may be said: nobody is said to wait for what is there, least of al
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 STOPPED = "stopped: state T"
 UNTIL_SIGCONT = ": it does not run before it gets SIGCONT"
-STARVED = ": its loop does not get to run (another thread of it may hold the interpreter, or the processors are busy)"
+STARVED = ": its thread does not get to run (another thread of it may hold the interpreter, or the processors are busy)"
 
 
 def thread_state(task: Path) -> str:
@@ -225,7 +226,7 @@ def test_an_input_that_was_not_submitted(workers: list[Any], stopper: Stopper) -
             assert graph.execute(execution).get() == execution
             settled(graph, 1, 2)
             until(lambda: row(graph, 1).seconds >= 0.2 and row(graph, 2).seconds >= 0.2, "time passes")
-        assert graph.board.blame(output, 1) == f"it came in this moment, from {graph.plan.processes[2].label}"
+        assert graph.board.blame(output, 1) == f"it has come, from {graph.plan.processes[2].label}"
 
 
 def test_a_writer_without_room_since_its_reader_is_stopped(workers: list[Any], stopper: Stopper) -> None:
@@ -242,8 +243,8 @@ def test_a_writer_without_room_since_its_reader_is_stopped(workers: list[Any], s
         other = 5 - slow
         stopper.stop(graph.board.pid(slow))
         refs = [graph.execute(number) for number in range(3)]
-        until(lambda: row(graph, 1).state is State.WRITING, "the first actor waits for room")
-        assert row(graph, 1).waits_for == (names[slow],)
+        until(lambda: row(graph, 1).waits_for == (names[slow],), "the first actor waits for room, which the other one has made")
+        assert row(graph, 1).state is State.WRITING
         settled(graph, other)
         quick, held = refs[0]
         assert quick.get(PATIENCE_S) == 0
@@ -296,7 +297,8 @@ def test_a_plain_call_holds_the_interpreter(holder: Any, gate: Gate) -> None:
         gate.wait_entered()
         ref = graph.execute(1)
         (fresh,) = waits_of(ref, 0.0)
-        assert without_times(fresh) == f"{who(graph, 1)} has not yet read input of execution 0, which the driver wrote T"
+        unread = f"{who(graph, 1)} has not yet read input of execution 0, which the driver wrote T"
+        assert without_times(fresh) in (unread, unread + STARVED)  # after a tenth of a second it says why
         clauses = waits_of(ref, 0.3)
         expected = f"{who(graph, 1)} has not yet read input of execution 0, which the driver wrote T{STARVED}"
         assert [without_times(clause) for clause in clauses] == [expected]
@@ -345,13 +347,14 @@ def test_nothing_false_is_said_of_a_graph_that_runs(workers: list[Any]) -> None:
 
         looker = threading.Thread(target=look)
         looker.start()
-        refs = []
-        for number in range(3000):
+        refs: list[Any] = []
+        for number in itertools.count():
+            if number >= 3000 and looks[0] > 100:
+                break
             refs.append(graph.execute(number))
             submitted[0] += 1
             if len(refs) == 8:
                 assert refs.pop(0).get(PATIENCE_S) == number - 7
         stop.set()
         looker.join()
-    assert looks[0] > 100
     assert not problems, problems[0]

@@ -306,6 +306,31 @@ def test_what_a_class_says_of_not_being_pickled_leads(kind: type[Exception], wra
     assert caught.value.path == path
 
 
+class Careless:
+    """Pickles what it holds itself, and has not thought of everything."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __reduce__(self) -> Any:
+        return bytes, (pickle.dumps(self.held), len(self.held))
+
+
+@pytest.mark.parametrize(
+    ("held", "path", "text"),
+    [
+        ([1, threading.Lock()], "value['a'].held[1]", r"cannot pickle '_thread.lock' object"),
+        (7, "value['a']", r"object of type 'int' has no len\(\)"),
+    ],
+)
+def test_a_reducer_that_fails_is_no_refusal(held: Any, path: str, text: str) -> None:
+    with pytest.raises(
+        SerializationError, match=rf"cannot be pickled \(TypeError: {text}\).*Leave it out of what is sent"
+    ) as caught:
+        encode({"a": Careless(held)})
+    assert caught.value.path == path
+
+
 @pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("x"), TypeError()])
 def test_other_errors_of_a_reducer_are_named(error: Exception) -> None:
     with pytest.raises(

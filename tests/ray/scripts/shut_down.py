@@ -19,7 +19,7 @@ import raycomm
 from tests.ray.workers import PATIENCE_S, Gate, chain, start, until
 
 HOOK, DIRECTORY = sys.argv[1:]
-SAID = "graph 'g' has ended: Ray was shut down in this process, and its actors with it. Call ray.init()"
+SAID = "graph 'g' has ended: Ray was shut down in this process, and actors that belong to it are gone. Call ray.init()"
 
 
 def init() -> None:
@@ -57,6 +57,8 @@ def main() -> None:
     graph = raycomm.compile(chain(idle.echo), name="g")
     with raycomm.InputNode() as x:
         busy = raycomm.compile(raycomm.bind(holder.hold, x, gate.path), name="g")
+    ended_before = raycomm.compile(chain(idle.echo), name="before")
+    ended_before.teardown()
     fetched, unfetched, stuck = graph.execute(1), graph.execute(2), busy.execute(3)
     assert fetched.get() == 1
     gate.wait_entered()
@@ -78,6 +80,8 @@ def main() -> None:
         assert fetched.get() == 1
         if not ray.is_initialized():
             init()
+    before: Any = raised(lambda: ended_before.execute(1))
+    assert (before.reason, ended_before.state) == ("teardown", "torn down")
     error: Any = raised(lambda: raycomm.compile(chain(idle.echo), name="old"))
     assert isinstance(error, raycomm.CompileError), error
     for part in ("graph 'old' cannot be set up", "WorkerBody", idle._actor_id.hex(), "make the actor again after ray.init()"):
