@@ -21,12 +21,15 @@ from raycomm.plan.actions import (
     Write,
 )
 from raycomm.plan.arguments import check_arguments, project, split_arguments
+from raycomm.plan.deadlock import check_deadlock
 from raycomm.plan.lowering import lower
 from raycomm.plan.placement import Placement, Transport, place
 from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Link, Recv, Send, StreamPolicy
 from raycomm.plan.verify import verify
 
 __all__ = [
+    "COMPUTE_STREAM",
     "Action",
     "ActorPlan",
     "Argument",
@@ -34,20 +37,26 @@ __all__ = [
     "Collective",
     "Compute",
     "Constant",
+    "DeviceStreams",
     "FromChannel",
     "FromInput",
     "Input",
+    "Link",
     "Output",
     "Placement",
     "Plan",
     "Process",
     "Read",
+    "Recv",
     "Register",
     "Release",
+    "Send",
     "Signature",
+    "StreamPolicy",
     "Transport",
     "Write",
     "check_arguments",
+    "check_deadlock",
     "lower",
     "parse_plan",
     "place",
