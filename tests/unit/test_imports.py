@@ -21,8 +21,9 @@ ALLOWED = {
     "graph": {"errors", "options"},
     "plan": {"errors", "options", "graph"},
     "observe": {"errors", "options", "plan", "channel", "_core"},
-    "testing": set(),
-    "runtime": {"", "errors", "options", "codec", "channel", "comm", "graph", "plan", "observe", "testing", "_core"},
+    "device": {"errors", "options"},
+    "testing": {"errors", "options", "graph", "plan", "device"},
+    "runtime": {"", "errors", "options", "codec", "channel", "comm", "device", "graph", "plan", "observe", "testing", "_core"},
     "ray_dag": {"errors", "options", "graph", "plan", "runtime"},
 }
 MAY_IMPORT_RAY = {"runtime", "ray_dag"}

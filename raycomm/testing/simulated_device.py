@@ -1,0 +1,353 @@
+"""A simulated device: streams that are queues, events, and memory from a pool that may be used again once its stream is past it.
+
+A stream is a queue of operations; the one at the head begins when what it needs is there, and the next one stands at the head
+when it has ended. With `hardware_queues`, streams share that many queues, in the order of their launches: as on a device whose
+hardware queues are fewer than its streams, one that waits holds up all behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from raycomm.testing.simulated_memory import Access, Block, Hazard, MemoryFault, Poison, computed
+from raycomm.testing.simulated_world import Program, SimulatedDeath, Task, World
+
+Kernel = Callable[[list[Any]], list[Any]]
+
+
+class Tensor:
+    """A handle on a block. `free` ends it; the block goes back to the pool of the stream that it was allocated on."""
+
+    __slots__ = ("alive", "block", "device", "dtype", "made_on", "name", "shape", "used_on")
+
+    def __init__(self, device: Device, block: Block, made_on: Stream, shape: tuple[int, ...], dtype: str, name: str) -> None:
+        self.device = device
+        self.block = block
+        self.made_on = made_on
+        self.shape = shape
+        self.dtype = dtype
+        self.name = name
+        self.alive = True
+        self.used_on: list[Stream] = []
+
+    def record_stream(self, stream: Stream) -> None:
+        """Also after `free`, keep the memory until what is in `stream` by then has ended."""
+        if stream is not self.made_on and stream not in self.used_on:
+            self.used_on.append(stream)
+
+    def free(self) -> None:
+        """Give the memory back: to be used again after what is now in the stream that it was made on, and in those recorded."""
+        if self.alive:
+            self.alive = False
+            self.device.take_back(self)
+
+    @property
+    def content(self) -> Any:
+        """What is in the memory now, for a host that has waited for it. Poison if it should have waited longer."""
+        access = Access(f"the host of {self.device.name}", self.device.faults)
+        access.begin((self.block,), (), self.device.world.now)
+        return access.taken(self.device.world.now)[0]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.block})"
+
+
+class Event:
+    """A point in a stream. Complete once everything before it has ended; a host program can wait for it.
+
+    `failure` is what the operations before it ended with, if they did not end well.
+    """
+
+    __slots__ = ("complete", "failure", "operation", "streams", "waiters", "world")
+
+    def __init__(self, world: World, operation: Operation) -> None:
+        self.world = world
+        self.operation = operation
+        self.complete = False
+        self.failure: Exception | None = None
+        self.waiters: list[Task] = []
+        self.streams: list[Stream] = []
+
+    def ready(self) -> bool:
+        return self.complete
+
+    def finish(self, failure: Exception | None) -> None:
+        self.complete, self.failure = True, failure
+        self.world.changed(self)
+        for stream in self.streams:
+            stream.queue.advance()
+
+    def synchronize(self, limit_s: float | None = None) -> bool:
+        """Block the host program until complete; False if `limit_s` virtual seconds passed before. Raises `failure`."""
+        arrived = self.world.wait(self, limit_s)
+        if self.failure is not None:
+            raise self.failure
+        return arrived
+
+    def __str__(self) -> str:
+        return f"the end of {self.operation}"
+
+
+class Operation:
+    """Something in a stream. It stands in its queue until it has ended."""
+
+    __slots__ = ("begun", "end_event", "name", "stream")
+
+    def __init__(self, name: str, stream: Stream) -> None:
+        self.name = name
+        self.stream = stream
+        self.begun = False
+        self.end_event = Event(stream.world, self)
+
+    def ready(self) -> bool:
+        """Whether it can begin; asked while it stands at the head of its queue."""
+        return True
+
+    def begin(self) -> None:
+        """It has begun. Calls `over` when it ends."""
+        self.over()
+
+    def over(self, failure: Exception | None = None) -> None:
+        """It has ended: the next one stands at the head."""
+        self.stream.device.leave(self, failure)
+
+    def waits_for(self) -> str:
+        return "nothing"
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.stream}"
+
+
+class Compute(Operation):
+    """A kernel: takes what it reads when it begins, puts what it writes when it ends."""
+
+    __slots__ = ("_access", "_function", "_reads", "_writes")
+
+    def __init__(self, name: str, stream: Stream, reads: Sequence[Tensor], writes: Sequence[Tensor], function: Kernel) -> None:
+        super().__init__(name, stream)
+        self._reads = tuple(tensor.block for tensor in reads)
+        self._writes = tuple(tensor.block for tensor in writes)
+        self._function = function
+        self._access = Access(str(self), stream.device.faults)
+
+    def begin(self) -> None:
+        world = self.stream.world
+        self._access.begin(self._reads, self._writes, world.now)
+        world.after(world.draw("compute"), self._finish)
+
+    def _finish(self) -> None:
+        now = self.stream.world.now
+        inputs = self._access.taken(now)
+        poisoned = any(isinstance(given, Poison) for given in inputs)
+        contents = [None] * len(self._writes) if poisoned else self._function(inputs)
+        self._access.end([computed(content, inputs) for content in contents], now)
+        self.over()
+
+
+class WaitEvent(Operation):
+    """Holds up its stream until an event is complete."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Event, stream: Stream) -> None:
+        super().__init__("next operation", stream)
+        self._event = event
+        event.streams.append(stream)
+
+    def ready(self) -> bool:
+        return self._event.complete
+
+    def begin(self) -> None:
+        self.over(self._event.failure)
+
+    def waits_for(self) -> str:
+        return str(self._event)
+
+
+class Reuse(Operation):
+    """From here on the memory is somebody else's."""
+
+    __slots__ = ("_block", "_name")
+
+    def __init__(self, tensor: Tensor, stream: Stream) -> None:
+        super().__init__(f"reuse of {tensor}", stream)
+        self._block = tensor.block
+        self._name = tensor.name
+
+    def begin(self) -> None:
+        self._block.put(Poison(Hazard.EARLY_FREE, f"{self._name} was freed, and its memory used again"))
+        self._block.writer = None
+        self.over()
+
+
+class HardwareQueue:
+    """Operations of one or more streams, in the order of their launch; only the one at the head makes progress."""
+
+    __slots__ = ("_moving", "operations")
+
+    def __init__(self) -> None:
+        self.operations: deque[Operation] = deque()
+        self._moving = False
+
+    def at_head(self, operation: Operation) -> bool:
+        """Whether it could begin as far as its queue goes."""
+        return not operation.begun and bool(self.operations) and self.operations[0] is operation
+
+    def advance(self) -> None:
+        """Begin what stands at the head, if it can."""
+        if self._moving:
+            return  # Called by what the loop below began.
+        self._moving = True
+        while self.operations and not self.operations[0].begun and self.operations[0].ready():
+            self.operations[0].begun = True
+            self.operations[0].begin()
+        self._moving = False
+
+
+class Stream:
+    """Operations in the order of their launch. `failure`: what the first of them that did not end well ended with."""
+
+    def __init__(self, device: Device, name: str, queue: HardwareQueue) -> None:
+        self.device = device
+        self.world = device.world
+        self.name = name
+        self.queue = queue
+        self.failure: Exception | None = None
+
+    def launch(self, operation: Operation) -> Event:
+        """Put an operation into the stream; does not wait. Its end."""
+        if self.device.alive:
+            self.queue.operations.append(operation)
+            self.queue.advance()
+        return operation.end_event
+
+    def compute(
+        self, name: str, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = (), function: Kernel | None = None
+    ) -> Event:
+        """Launch a kernel that puts `function` of the contents of `reads` into `writes`; without one, a term that shows them."""
+        places = range(len(writes))
+        operation = Compute(name, self, reads, writes, function or (lambda given: [(name, place, *given) for place in places]))
+        for tensor in (*reads, *writes):
+            self.device.check(tensor, operation)
+        return self.launch(operation)
+
+    def record(self) -> Event:
+        """The end of everything in the stream so far."""
+        return self.launch(Operation("event", self))
+
+    def wait(self, event: Event) -> None:
+        """Hold up what is launched from now on until `event` is complete; does not block the host."""
+        self.launch(WaitEvent(event, self))
+
+    def synchronize(self, limit_s: float | None = None) -> bool:
+        """Block the host program until the stream is empty; False if `limit_s` virtual seconds passed before.
+
+        Raises what an operation in it failed with.
+        """
+        return self.record().synchronize(limit_s)
+
+    def __str__(self) -> str:
+        return f"stream {self.name} of {self.device.name}"
+
+
+class Device:
+    """A device with as many streams as anybody wants.
+
+    Args:
+        hardware_queues: how many of them can make progress beside each other; None: all.
+
+    Attributes:
+        faults: wrong uses of its memory so far.
+        alive: False once killed; what is launched from then on is lost.
+        on_death: called when it dies.
+    """
+
+    def __init__(self, world: World, name: str, hardware_queues: int | None = None) -> None:
+        self.world = world
+        self.name = name
+        self.faults: list[MemoryFault] = []
+        self.alive = True
+        self.on_death: list[Callable[[], None]] = []
+        self._queues: list[HardwareQueue] = []
+        self._limit = hardware_queues
+        self._streams: dict[str, Stream] = {}
+        self._blocks = 0
+        self._pools: dict[tuple[Stream, tuple[int, ...], str], list[Block]] = {}
+        world.watched.append(self)
+
+    def stream(self, name: str) -> Stream:
+        """The stream of that name, made where there is none yet; the i-th one uses hardware queue i modulo their number."""
+        if name not in self._streams:
+            place = len(self._streams)
+            if self._limit is None or place < self._limit:
+                self._queues.append(HardwareQueue())
+            self._streams[name] = Stream(self, name, self._queues[place % len(self._queues)])
+        return self._streams[name]
+
+    def allocate(self, stream: Stream, shape: tuple[int, ...] = (), dtype: str = "term", name: str = "tensor") -> Tensor:
+        """Memory for use on `stream`, and on others that wait for it; first what was freed there. Poisoned until written."""
+        pool = self._pools.get((stream, shape, dtype))
+        if pool:
+            return Tensor(self, pool.pop(), stream, shape, dtype, name)
+        self._blocks += 1
+        return Tensor(self, Block(self.name, self._blocks - 1), stream, shape, dtype, name)
+
+    def take_back(self, tensor: Tensor) -> None:
+        """See `Tensor.free`."""
+        if tensor.used_on:
+            events = [stream.record() for stream in tensor.used_on]
+            self.world.after(0.0, Task(self.world, "pool", self._later(tensor, events), self).resume)
+        else:
+            self._reuse(tensor)
+
+    def check(self, tensor: Tensor, operation: Operation) -> None:
+        """Note a fault if `tensor` was freed before `operation` is launched."""
+        if not tensor.alive:
+            fault = MemoryFault(Hazard.EARLY_FREE, str(operation), str(tensor), "it was freed before the launch", self.world.now)
+            self.faults.append(fault)
+
+    def synchronize(self, limit_s: float | None = None) -> bool:
+        """Block the host program until all streams are empty; False if `limit_s` virtual seconds passed before."""
+        return all(event.synchronize(limit_s) for event in [stream.record() for stream in self._streams.values()])
+
+    def kill(self) -> None:
+        """It and its host programs (those started with this device as their rank) are gone; what is in its streams never ends."""
+        self.alive = False
+        for queue in self._queues:
+            queue.operations.clear()
+        for task in self.world.tasks:
+            if task.rank is self:
+                task.end(SimulatedDeath())
+        for call in self.on_death:
+            call()
+
+    def leave(self, operation: Operation, failure: Exception | None) -> None:
+        """An operation has ended."""
+        if not self.alive:
+            return
+        stream = operation.stream
+        stream.queue.operations.popleft()
+        stream.failure = stream.failure or failure
+        operation.end_event.finish(stream.failure)
+        stream.queue.advance()
+
+    def heads(self) -> Iterator[str]:
+        """What stands at the head of each queue."""
+        for queue in self._queues:
+            if queue.operations:
+                head = queue.operations[0]
+                behind = f", {len(queue.operations) - 1} behind it" if len(queue.operations) > 1 else ""
+                yield f"{head.stream}: {head.name} waits for {head.waits_for()}{behind}"
+
+    def _later(self, tensor: Tensor, events: list[Event]) -> Program:
+        yield from events
+        self._reuse(tensor)
+
+    def _reuse(self, tensor: Tensor) -> None:
+        tensor.made_on.launch(Reuse(tensor, tensor.made_on))
+        self._pools.setdefault((tensor.made_on, tensor.shape, tensor.dtype), []).append(tensor.block)
+
+    def __str__(self) -> str:
+        return self.name

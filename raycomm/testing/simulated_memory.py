@@ -1,0 +1,157 @@
+"""Memory of a simulated device. What is in it is one opaque value: a term made of what it was computed from, or a real tensor.
+
+A block holds `Poison` in place of a value while nothing has been written to it, while something is being written to it, and from
+the moment that its memory may be used for something else. Whoever reads then, gets the poison, and so does all that is computed
+from it; the first reader also leaves a `MemoryFault` in the world, which says what happened. A value that changed between
+the begin and the end of whoever reads it is torn: also poison, also a fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from raycomm.errors import RaycommError
+
+
+class Hazard(StrEnum):
+    """What can be wrong with memory that is read or written."""
+
+    EARLY_READ = "early read"
+    """Read before what writes it has ended."""
+    EARLY_FREE = "early free"
+    """Used after it was given back, or while it already was something else's."""
+    OVERWRITE = "overwrite"
+    """Written while somebody else read or wrote it."""
+    DERIVED = "derived"
+    """Computed from poison; the fault was reported where the poison was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """In place of a value. `why` says what is wrong with the memory."""
+
+    hazard: Hazard
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFault:
+    """Somebody used memory that was not his at that time.
+
+    Attributes:
+        hazard: in which way.
+        operation: who used it, on which stream.
+        memory: what.
+        why: what was going on with it.
+        time: virtual seconds.
+    """
+
+    hazard: Hazard
+    operation: str
+    memory: str
+    why: str
+    time: float
+
+    def __str__(self) -> str:
+        return f"{self.hazard} at {self.time:.3f} s: {self.operation} used {self.memory}: {self.why}"
+
+
+class SimulatedMemoryError(RaycommError):
+    """A program used memory of a simulated device at a wrong time. Attributes: `faults` (tuple of `MemoryFault`)."""
+
+    faults: tuple[MemoryFault, ...] = ()
+
+    @classmethod
+    def of(cls, faults: list[MemoryFault]) -> SimulatedMemoryError:
+        return cls("\n".join(["memory was used at a wrong time:", *(f"  {fault}" for fault in faults)]), faults=tuple(faults))
+
+
+class Block:
+    """A piece of a device's memory, used by one tensor after the other."""
+
+    __slots__ = ("content", "device", "index", "version", "writer")
+
+    def __init__(self, device: str, index: int) -> None:
+        self.device = device
+        self.index = index
+        self.version = 0
+        self.content: Any = Poison(Hazard.EARLY_READ, "nothing was ever written to it")
+        self.writer: str | None = None
+
+    def put(self, content: Any) -> int:
+        """Change what is in it; the version that is now in it."""
+        self.content = content
+        self.version += 1
+        return self.version
+
+    def __str__(self) -> str:
+        return f"block {self.index} of {self.device}"
+
+
+class Access:
+    """One operation's use of blocks: what it reads and writes, from its begin to its end."""
+
+    __slots__ = ("_faults", "_reads", "_who", "_writes")
+
+    def __init__(self, who: str, faults: list[MemoryFault]) -> None:
+        self._who = who
+        self._faults = faults
+        self._reads: list[tuple[Block, int, Any]] = []
+        self._writes: list[tuple[Block, int]] = []
+
+    def begin(self, reads: tuple[Block, ...], writes: tuple[Block, ...], now: float) -> None:
+        """From here to `end`, nobody else may write these blocks, or use those in `writes` at all."""
+        contents = [self._look(block, now) for block in reads]
+        for block in writes:
+            if block.writer is not None:
+                self._fault(Hazard.OVERWRITE, block, f"{block.writer} was writing to it", now)
+            self._writes.append((block, block.put(Poison(Hazard.EARLY_READ, f"{self._who} was writing to it"))))
+            block.writer = self._who
+        self._reads = [(block, block.version, content) for block, content in zip(reads, contents, strict=True)]
+
+    def taken(self, now: float) -> list[Any]:
+        """What was read, at the end of the operation: poison where it has changed meanwhile."""
+        return [
+            content if block.version == version else self._torn(block, content, now) for block, version, content in self._reads
+        ]
+
+    def end(self, contents: list[Any], now: float) -> None:
+        """Put `contents` into what is written."""
+        for (block, version), content in zip(self._writes, contents, strict=True):
+            if block.writer == self._who:
+                block.writer = None
+            if block.version == version:
+                block.put(content)
+            elif isinstance(block.content, Poison) and block.content.hazard is Hazard.EARLY_FREE:
+                self._fault(Hazard.EARLY_FREE, block, block.content.why, now)
+            else:
+                self._fault(Hazard.OVERWRITE, block, "it was written to by somebody else meanwhile", now)
+                block.put(Poison(Hazard.OVERWRITE, f"{self._who} and somebody else wrote to it at a time"))
+
+    def _look(self, block: Block, now: float) -> Any:
+        content = block.content
+        if isinstance(content, Poison) and content.hazard is not Hazard.DERIVED:
+            self._fault(content.hazard, block, content.why, now)
+            return Poison(Hazard.DERIVED, f"{block}: {content.why}")
+        return content
+
+    def _torn(self, block: Block, content: Any, now: float) -> Poison:
+        later = block.content
+        freed = isinstance(later, Poison) and later.hazard is Hazard.EARLY_FREE
+        why = later.why if freed else "it was written to meanwhile"
+        if not (isinstance(content, Poison) and content.hazard is Hazard.DERIVED):
+            self._fault(Hazard.EARLY_FREE if freed else Hazard.OVERWRITE, block, why, now)
+        return Poison(Hazard.DERIVED, f"{block}: {why}")
+
+    def _fault(self, hazard: Hazard, block: Block, why: str, now: float) -> None:
+        self._faults.append(MemoryFault(hazard, self._who, str(block), why, now))
+
+
+def computed(content: Any, inputs: list[Any]) -> Any:
+    """`content`, or poison if any of `inputs` was."""
+    for given in inputs:
+        if isinstance(given, Poison):
+            return Poison(Hazard.DERIVED, given.why)
+    return content
