@@ -82,8 +82,9 @@ def pack(process: Process, actions: Sequence[Action]) -> ActorPlan:
                 heapq.heappush(free, register)
             done.clear()
 
+    leaves = _leaving(actions)
     for place, action in enumerate(actions):
-        if not isinstance(action, (Send, Write)):
+        if not leaves[place]:
             release()
         filled, used = filled_and_used(action)
         for register in filled:
@@ -95,6 +96,17 @@ def pack(process: Process, actions: Sequence[Action]) -> ActorPlan:
         done += [number[register] for register in dict.fromkeys((*used, *filled)) if last[register] == place]
     release()
     return ActorPlan(process, tuple(packed), count)
+
+
+def _leaving(actions: Sequence[Action]) -> list[bool]:
+    """By action: whether it sends or writes what the call before it made, or receives while some of that has yet to go."""
+    leaves = [False] * len(actions)
+    follows = False
+    for place in reversed(range(len(actions))):
+        action = actions[place]
+        follows = isinstance(action, (Send, Write)) or (follows and isinstance(action, Recv))
+        leaves[place] = follows
+    return leaves
 
 
 def _renamed(action: Action, used: dict[int, int], filled: dict[int, int]) -> Action:

@@ -76,7 +76,7 @@ def _check_channels(plan: Plan) -> None:
 def _check_registers(actor: ActorPlan) -> None:
     """Each register is filled while empty, used while full, and empty at the end, so that no value outlives its execution."""
     full: set[int] = set()
-    before: Action | None = None  # sends may stand between a call and its write
+    before: Action | None = None  # sends and receives may stand between a call and its write
     for action in actor.actions:
         filled, used = filled_and_used(action)
         for register in (*used, *filled):
@@ -98,7 +98,7 @@ def _check_registers(actor: ActorPlan) -> None:
                 refuse_action(actor, action, "it does not stand right after the call whose values it writes")
             if len(action.channels) != len(action.registers):
                 refuse_action(actor, action, "it does not name one register per channel")
-        if not isinstance(action, Send):
+        if not isinstance(action, (Send, Recv)):
             before = action
     if full:
         refuse(
