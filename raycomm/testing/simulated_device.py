@@ -11,24 +11,27 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from raycomm.testing.simulated_memory import Access, Block, Hazard, MemoryFault, Poison, computed
+from raycomm.errors import TransferTimeoutError
+from raycomm.testing.simulated_memory import Access, Block, Hazard, MemoryFault, Piece, Poison, SimulatedMemoryError, computed
 from raycomm.testing.simulated_world import Program, SimulatedDeath, Task, World
 
 Kernel = Callable[[list[Any]], list[Any]]
 
 
 class Tensor:
-    """A handle on a block. `free` ends it; the block goes back to the pool of the stream that it was allocated on."""
+    """A handle on a block. Ends with `free`, or when nobody refers to it any more: the block goes back to the pool of the stream
+    that it was allocated on."""
 
-    __slots__ = ("alive", "block", "device", "dtype", "made_on", "name", "shape", "used_on")
+    __slots__ = ("alive", "block", "device", "dtype", "made_on", "name", "piece", "shape", "used_on")
 
-    def __init__(self, device: Device, block: Block, made_on: Stream, shape: tuple[int, ...], dtype: str, name: str) -> None:
+    def __init__(self, device: Device, block: Block, made_on: Stream, shape: tuple[int, ...], dtype: Any, name: str) -> None:
         self.device = device
         self.block = block
         self.made_on = made_on
         self.shape = shape
         self.dtype = dtype
         self.name = name
+        self.piece = Piece(block, block.granted, shape, dtype)
         self.alive = True
         self.used_on: list[Stream] = []
 
@@ -43,11 +46,14 @@ class Tensor:
             self.alive = False
             self.device.take_back(self)
 
+    def __del__(self) -> None:
+        self.free()
+
     @property
     def content(self) -> Any:
         """What is in the memory now, for a host that has waited for it. Poison if it should have waited longer."""
         access = Access(f"the host of {self.device.name}", self.device.faults)
-        access.begin((self.block,), (), self.device.world.now)
+        access.begin((self.piece,), (), self.device.world.now)
         return access.taken(self.device.world.now)[0]
 
     def __str__(self) -> str:
@@ -71,6 +77,7 @@ class Event:
         self.streams: list[Stream] = []
 
     def ready(self) -> bool:
+        """Whether a host program that waits goes on."""
         return self.complete
 
     def finish(self, failure: Exception | None) -> None:
@@ -79,12 +86,18 @@ class Event:
         for stream in self.streams:
             stream.queue.advance()
 
-    def synchronize(self, limit_s: float | None = None) -> bool:
-        """Block the host program until complete; False if `limit_s` virtual seconds passed before. Raises `failure`."""
-        arrived = self.world.wait(self, limit_s)
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """Block the host program until complete, for `limit_s` virtual seconds at most.
+
+        Raises:
+            TransferTimeoutError: not complete within the limit.
+            CommunicatorError, CollectiveError: `failure`, whatever it is.
+        """
+        if not self.world.wait(self, limit_s):
+            text = f"{self.operation} did not end within {limit_s} s; it waits for {self.operation.waits_for()}"
+            raise TransferTimeoutError(text, limit_s=limit_s, waits_for=self.operation.waits_for())
         if self.failure is not None:
             raise self.failure
-        return arrived
 
     def __str__(self) -> str:
         return f"the end of {self.operation}"
@@ -114,7 +127,9 @@ class Operation:
         self.stream.device.leave(self, failure)
 
     def waits_for(self) -> str:
-        return "nothing"
+        """What it waits for, where it stands or behind what."""
+        head = self.stream.queue.operations[0] if self.stream.queue.operations else self
+        return "nothing" if head is self else f"{head}, which waits for {head.waits_for()}"
 
     def __str__(self) -> str:
         return f"{self.name} on {self.stream}"
@@ -127,8 +142,8 @@ class Compute(Operation):
 
     def __init__(self, name: str, stream: Stream, reads: Sequence[Tensor], writes: Sequence[Tensor], function: Kernel) -> None:
         super().__init__(name, stream)
-        self._reads = tuple(tensor.block for tensor in reads)
-        self._writes = tuple(tensor.block for tensor in writes)
+        self._reads = tuple(tensor.piece for tensor in reads)
+        self._writes = tuple(tensor.piece for tensor in writes)
         self._function = function
         self._access = Access(str(self), stream.device.faults)
 
@@ -177,7 +192,8 @@ class Reuse(Operation):
         self._name = tensor.name
 
     def begin(self) -> None:
-        self._block.put(Poison(Hazard.EARLY_FREE, f"{self._name} was freed, and its memory used again"))
+        self._block.put(Poison(Hazard.EARLY_READ, f"nothing was written to it since {self._name} was freed"))
+        self._block.life += 1
         self._block.writer = None
         self.over()
 
@@ -241,12 +257,9 @@ class Stream:
         """Hold up what is launched from now on until `event` is complete; does not block the host."""
         self.launch(WaitEvent(event, self))
 
-    def synchronize(self, limit_s: float | None = None) -> bool:
-        """Block the host program until the stream is empty; False if `limit_s` virtual seconds passed before.
-
-        Raises what an operation in it failed with.
-        """
-        return self.record().synchronize(limit_s)
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """Block the host program until the stream is empty. Raises as `Event.synchronize`."""
+        self.record().synchronize(limit_s)
 
     def __str__(self) -> str:
         return f"stream {self.name} of {self.device.name}"
@@ -274,7 +287,7 @@ class Device:
         self._limit = hardware_queues
         self._streams: dict[str, Stream] = {}
         self._blocks = 0
-        self._pools: dict[tuple[Stream, tuple[int, ...], str], list[Block]] = {}
+        self._pools: dict[tuple[Stream, tuple[int, ...], Any], list[Block]] = {}
         world.watched.append(self)
 
     def stream(self, name: str) -> Stream:
@@ -286,11 +299,13 @@ class Device:
             self._streams[name] = Stream(self, name, self._queues[place % len(self._queues)])
         return self._streams[name]
 
-    def allocate(self, stream: Stream, shape: tuple[int, ...] = (), dtype: str = "term", name: str = "tensor") -> Tensor:
+    def allocate(self, shape: tuple[int, ...], dtype: Any, stream: Stream, name: str = "tensor") -> Tensor:
         """Memory for use on `stream`, and on others that wait for it; first what was freed there. Poisoned until written."""
         pool = self._pools.get((stream, shape, dtype))
         if pool:
-            return Tensor(self, pool.pop(), stream, shape, dtype, name)
+            block = pool.pop()
+            block.granted += 1
+            return Tensor(self, block, stream, shape, dtype, name)
         self._blocks += 1
         return Tensor(self, Block(self.name, self._blocks - 1), stream, shape, dtype, name)
 
@@ -308,9 +323,38 @@ class Device:
             fault = MemoryFault(Hazard.EARLY_FREE, str(operation), str(tensor), "it was freed before the launch", self.world.now)
             self.faults.append(fault)
 
-    def synchronize(self, limit_s: float | None = None) -> bool:
-        """Block the host program until all streams are empty; False if `limit_s` virtual seconds passed before."""
-        return all(event.synchronize(limit_s) for event in [stream.record() for stream in self._streams.values()])
+    def record_stream(self, tensor: Tensor, stream: Stream) -> None:
+        """See `Tensor.record_stream`."""
+        tensor.record_stream(stream)
+
+    def holds(self, tensor: object) -> bool:
+        """Whether it is a tensor of this device."""
+        return isinstance(tensor, Tensor) and tensor.device is self
+
+    def to_device(self, host: Any, stream: Stream) -> Tensor:
+        """A tensor that will hold a copy of a real one."""
+        copy = host.clone()
+        tensor = self.allocate(tuple(host.shape), host.dtype, stream, "copy from the host")
+        stream.compute("copy from the host", (), (tensor,), lambda _: [copy])
+        return tensor
+
+    def to_host(self, tensor: Tensor, stream: Stream, limit_s: float | None = None) -> Any:
+        """The real tensor that is in `tensor` after what is in `stream`. Raises `SimulatedMemoryError` where none is."""
+        taken: list[Any] = []
+
+        def take(contents: list[Any]) -> list[Any]:
+            taken.extend(contents)
+            return []
+
+        stream.compute("copy to the host", (tensor,), (), take).synchronize(limit_s)
+        if not taken:
+            raise SimulatedMemoryError.of(self.faults)
+        return taken[0].clone()
+
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """Block the host program until all streams are empty. Raises as `Event.synchronize`."""
+        for event in [stream.record() for stream in self._streams.values()]:
+            event.synchronize(limit_s)
 
     def kill(self) -> None:
         """It and its host programs (those started with this device as their rank) are gone; what is in its streams never ends."""

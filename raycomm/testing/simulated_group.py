@@ -32,8 +32,8 @@ class Part(Operation):
         super().__init__(name, stream)
         self.group = group
         self.rank = rank
-        self.reads = tuple(reads)
-        self.writes = tuple(writes)
+        self.reads = tuple(tensor.piece for tensor in reads)  # Not the tensors: whoever launches has to keep them.
+        self.writes = tuple(tensor.piece for tensor in writes)
         self.exchange: Exchange | None = None
         self._met: list[Part] | None = None
         self._access = Access(str(self), stream.device.faults)
@@ -85,8 +85,7 @@ class Part(Operation):
         self.group.advance(self.rank)
 
     def start_access(self) -> None:
-        blocks = [tuple(tensor.block for tensor in tensors) for tensors in (self.reads, self.writes)]
-        self._access.begin(blocks[0], blocks[1], self.stream.world.now)
+        self._access.begin(self.reads, self.writes, self.stream.world.now)
 
     def taken(self) -> list[Any]:
         return self._access.taken(self.stream.world.now)
@@ -233,17 +232,17 @@ class Group:
 
     def post_send(self, rank: int, peer: int, tensor: Tensor, stream: Stream, tag: object = None) -> Event:
         """Launch the send of `tensor` to rank `peer`. Does not wait. The sender keeps the tensor until the event."""
-        return self._launch(Transfer("send", stream, self, rank, peer, tensor, tag))
+        return self._launch(Transfer("send", stream, self, rank, peer, tensor, tag), tensor)
 
     def post_recv(self, rank: int, peer: int, tensor: Tensor, stream: Stream, tag: object = None) -> Event:
         """Launch a receive from rank `peer` into `tensor`. Does not wait."""
-        return self._launch(Transfer("recv", stream, self, rank, peer, tensor, tag))
+        return self._launch(Transfer("recv", stream, self, rank, peer, tensor, tag), tensor)
 
     def post_collective(
         self, kind: str, rank: int, tensor: Tensor, out: Tensor, stream: Stream, op: str | None = None, root: int | None = None
     ) -> Event:
         """Launch this rank's part in a collective of all ranks. Does not wait."""
-        return self._launch(Meeting((kind, op, root), stream, self, rank, tensor, out))
+        return self._launch(Meeting((kind, op, root), stream, self, rank, tensor, out), tensor, out)
 
     def fail(self, failure: RaycommError) -> None:
         """End all operations of ranks that live, those that have begun included, with `failure`; and all that come."""
@@ -272,8 +271,8 @@ class Group:
         if part is not None and self.devices[rank].alive:
             part.stream.queue.advance()
 
-    def _launch(self, part: Part) -> Event:
-        for tensor in (*part.reads, *part.writes):
+    def _launch(self, part: Part, *tensors: Tensor) -> Event:
+        for tensor in tensors:
             part.stream.device.check(tensor, part)
         if part.stream.device.alive:
             self._order[part.rank].append(part)

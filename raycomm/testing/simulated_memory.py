@@ -69,13 +69,22 @@ class SimulatedMemoryError(RaycommError):
 
 
 class Block:
-    """A piece of a device's memory, used by one tensor after the other."""
+    """A piece of a device's memory, used by one tensor after the other.
 
-    __slots__ = ("content", "device", "index", "version", "writer")
+    Attributes:
+        granted: which tensor the pool has given it to, counted from 0.
+        life: which tensor's it is as far as the device has come.
+        version: counts changes of `content`.
+        writer: who writes to it at the moment.
+    """
+
+    __slots__ = ("content", "device", "granted", "index", "life", "version", "writer")
 
     def __init__(self, device: str, index: int) -> None:
         self.device = device
         self.index = index
+        self.granted = 0
+        self.life = 0
         self.version = 0
         self.content: Any = Poison(Hazard.EARLY_READ, "nothing was ever written to it")
         self.writer: str | None = None
@@ -90,6 +99,16 @@ class Block:
         return f"block {self.index} of {self.device}"
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What an operation knows of a tensor: its memory, and which of the tensors there it is."""
+
+    block: Block
+    life: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
 class Access:
     """One operation's use of blocks: what it reads and writes, from its begin to its end."""
 
@@ -98,55 +117,69 @@ class Access:
     def __init__(self, who: str, faults: list[MemoryFault]) -> None:
         self._who = who
         self._faults = faults
-        self._reads: list[tuple[Block, int, Any]] = []
-        self._writes: list[tuple[Block, int]] = []
+        self._reads: list[tuple[Piece, int, Any]] = []
+        self._writes: list[tuple[Piece, int]] = []
 
-    def begin(self, reads: tuple[Block, ...], writes: tuple[Block, ...], now: float) -> None:
-        """From here to `end`, nobody else may write these blocks, or use those in `writes` at all."""
-        contents = [self._look(block, now) for block in reads]
-        for block in writes:
-            if block.writer is not None:
+    def begin(self, reads: tuple[Piece, ...], writes: tuple[Piece, ...], now: float) -> None:
+        """From here to `end`, nobody else may write this memory, or use that in `writes` at all."""
+        contents = [self._look(piece, now) for piece in reads]
+        for piece in writes:
+            block = piece.block
+            if block.life != piece.life:
+                self._fault(Hazard.EARLY_FREE, block, _other_life(piece), now)
+            elif block.writer is not None:
                 self._fault(Hazard.OVERWRITE, block, f"{block.writer} was writing to it", now)
-            self._writes.append((block, block.put(Poison(Hazard.EARLY_READ, f"{self._who} was writing to it"))))
+            self._writes.append((piece, block.put(Poison(Hazard.EARLY_READ, f"{self._who} was writing to it"))))
             block.writer = self._who
-        self._reads = [(block, block.version, content) for block, content in zip(reads, contents, strict=True)]
+        self._reads = [(piece, piece.block.version, content) for piece, content in zip(reads, contents, strict=True)]
 
     def taken(self, now: float) -> list[Any]:
         """What was read, at the end of the operation: poison where it has changed meanwhile."""
         return [
-            content if block.version == version else self._torn(block, content, now) for block, version, content in self._reads
+            content if piece.block.version == version else self._torn(piece, content, now)
+            for piece, version, content in self._reads
         ]
 
     def end(self, contents: list[Any], now: float) -> None:
         """Put `contents` into what is written."""
-        for (block, version), content in zip(self._writes, contents, strict=True):
+        for (piece, version), content in zip(self._writes, contents, strict=True):
+            block = piece.block
             if block.writer == self._who:
                 block.writer = None
             if block.version == version:
                 block.put(content)
-            elif isinstance(block.content, Poison) and block.content.hazard is Hazard.EARLY_FREE:
-                self._fault(Hazard.EARLY_FREE, block, block.content.why, now)
+            elif block.life != piece.life:
+                self._fault(Hazard.EARLY_FREE, block, _other_life(piece), now)
             else:
                 self._fault(Hazard.OVERWRITE, block, "it was written to by somebody else meanwhile", now)
                 block.put(Poison(Hazard.OVERWRITE, f"{self._who} and somebody else wrote to it at a time"))
 
-    def _look(self, block: Block, now: float) -> Any:
-        content = block.content
+    def _look(self, piece: Piece, now: float) -> Any:
+        block, content = piece.block, piece.block.content
+        if block.life != piece.life:
+            self._fault(Hazard.EARLY_FREE, block, _other_life(piece), now)
+            return Poison(Hazard.DERIVED, f"{block}: {_other_life(piece)}")
         if isinstance(content, Poison) and content.hazard is not Hazard.DERIVED:
             self._fault(content.hazard, block, content.why, now)
             return Poison(Hazard.DERIVED, f"{block}: {content.why}")
         return content
 
-    def _torn(self, block: Block, content: Any, now: float) -> Poison:
-        later = block.content
-        freed = isinstance(later, Poison) and later.hazard is Hazard.EARLY_FREE
-        why = later.why if freed else "it was written to meanwhile"
+    def _torn(self, piece: Piece, content: Any, now: float) -> Poison:
+        block = piece.block
+        freed = block.life != piece.life
+        why = _other_life(piece) if freed else "it was written to meanwhile"
         if not (isinstance(content, Poison) and content.hazard is Hazard.DERIVED):
             self._fault(Hazard.EARLY_FREE if freed else Hazard.OVERWRITE, block, why, now)
         return Poison(Hazard.DERIVED, f"{block}: {why}")
 
     def _fault(self, hazard: Hazard, block: Block, why: str, now: float) -> None:
         self._faults.append(MemoryFault(hazard, self._who, str(block), why, now))
+
+
+def _other_life(piece: Piece) -> str:
+    if piece.block.life > piece.life:
+        return "it was freed before, and its memory given to another tensor"
+    return "what used this memory before had not ended; use it in the order of the stream that it was allocated on"
 
 
 def computed(content: Any, inputs: list[Any]) -> Any:

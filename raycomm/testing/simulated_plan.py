@@ -7,7 +7,7 @@ host passes its actions in order:
 - a send waits for room, writes the control record and launches; a receive waits for the control record and launches. Neither
   waits for the transfer;
 - a call runs on stream 0, after the receives that filled its registers and after the earlier sends of its actor that are not
-  `beside` it. It may look at its values, so the host waits for it;
+  `beside` it. It may look at its values, so the host waits for it. For what a write or a collective takes it waits, too;
 - a release gives memory back, to be used again once the computations and sends so far are past it.
 
 `PlanRun` has a method for each of these duties; a test that leaves one out proves that the simulation notices.
@@ -246,7 +246,8 @@ class _Actor:
                         self._registers[register] = yield from self._take(channel)
                     case Write(channels, registers):
                         for channel, register in zip(channels, registers, strict=True):
-                            yield from self._put(channel, self._host_value(register))
+                            value = yield from self._host_value(register)
+                            yield from self._put(channel, value)
                     case Send():
                         yield from self._send(action)
                     case Recv():
@@ -293,7 +294,7 @@ class _Actor:
             self._registers[action.register] = failure
             return
         stream = self._device.stream(str(action.stream))
-        tensor = self._device.allocate(stream, name=f"value of channel {action.channel}")
+        tensor = self._device.allocate((), "term", stream, f"value of channel {action.channel}")
         filled = self._run.links[action.link].post_recv(1, 0, tensor, stream, tag=f"channel {action.channel}")
         self._registers[action.register] = _OnDevice(tensor, filled, release=True)
 
@@ -336,13 +337,16 @@ class _Actor:
     def _output(self, node: int, element: int) -> Tensor:
         name = f"result {element} of call {node}"
         if self._run.returned is Results.FRESH:
-            return self._device.allocate(self._compute, name=name)
+            return self._device.allocate((), "term", self._compute, name)
         if (node, element) not in self._kept:
-            self._kept[node, element] = self._device.allocate(self._compute, name=name)
+            self._kept[node, element] = self._device.allocate((), "term", self._compute, name)
         return self._kept[node, element]
 
     def _meet(self, action: Collective) -> Program:
-        given = [self._host_value(register) for register in action.args]
+        given: list[object] = []
+        for register in action.args:
+            value = yield from self._host_value(register)
+            given.append(value)
         ranks = [given]
         for phase in filter(None, (action.parts, action.slices)):
             yield from self._put(phase[action.rank], given)
@@ -355,10 +359,16 @@ class _Actor:
             term = (str(action.kind), op, action.root, action.rank, element, tuple(map(tuple, ranks)))
             self._registers[register] = term
 
-    def _host_value(self, register: int) -> object:
-        """The value as the host sees it; calls have been waited for."""
+    def _host_value(self, register: int) -> Program:
+        """The value as the host sees it."""
         value = self._registers[register]
-        return value.tensor.content if isinstance(value, _OnDevice) else value
+        if not isinstance(value, _OnDevice):
+            return value
+        if value.filled is not None:
+            yield value.filled
+            if value.filled.failure is not None:
+                raise value.filled.failure
+        return value.tensor.content
 
     def _value(self, argument: Argument) -> Any:
         if isinstance(argument, Register):
