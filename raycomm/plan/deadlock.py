@@ -10,7 +10,10 @@ execution or a number of executions earlier. Arcs within one execution:
   earlier transfers of its link, at either end: a communicator runs its operations in their order, whatever their streams;
 - a call waits for the transfers that fill its registers, for what was launched before it on the stream of computations, and for
   the earlier sends of its actor that are not `beside` it. A method may look at its values, so its actor waits with it: a plan
-  that passes does so whatever the methods do.
+  that passes does so whatever the methods do;
+- a collective works on the host and overwrites nothing: it waits for the transfers that fill its registers.
+
+An execution that fails, and a value that has nothing on a device, launch less than this and wait for less.
 
 A channel with n slots makes a write wait for the read of n executions before, and each execution begins after the one before it.
 A circle of waits is a deadlock exactly if it stays within one execution. So the only slots that matter here are none at all.
@@ -129,11 +132,13 @@ class _Waits:
                         sending.append(transfer)
                 continue
             if isinstance(action, (Compute, Collective)):
-                arriving = [transfer_in[register] for register in used if register in transfer_in]
-                computing = [on_stream[COMPUTE_STREAM]] if COMPUTE_STREAM in on_stream else []
-                for transfer in dict.fromkeys((*arriving, *computing, *sending)):
+                awaited = [transfer_in[register] for register in used if register in transfer_in]
+                if isinstance(action, Compute):
+                    awaited += [on_stream[COMPUTE_STREAM]] if COMPUTE_STREAM in on_stream else []
+                    awaited += sending
+                    sending.clear()
+                for transfer in dict.fromkeys(awaited):
                     self._arc(transfer, node)
-                sending.clear()
             for register in filled:
                 transfer_in.pop(register, None)
             if isinstance(action, Read):

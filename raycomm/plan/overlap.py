@@ -151,9 +151,12 @@ class _Schedule:
                     self._arc(self._written[action.channel], step)
             elif isinstance(action, (Compute, Collective)):
                 _, used = filled_and_used(action)
-                for transfer in (*(arriving[register] for register in used if register in arriving), *sending):
+                awaited = [arriving[register] for register in used if register in arriving]
+                if isinstance(action, Compute):  # A collective overwrites nothing.
+                    awaited += sending
+                    sending.clear()
+                for transfer in awaited:
                     self._arc(transfer, step)
-                sending.clear()
 
     def _run(self) -> dict[int, int]:
         """Place of each step in the order."""
