@@ -38,16 +38,18 @@ _DEVICE_REMEDY = "give each link streams of its own (stream policy 'link'), or l
 _SLOTS_REMEDY = "give the channel at least one slot"
 
 
-def check_deadlock(plan: Plan, *, slots: int = 1) -> None:
+def check_deadlock(plan: Plan, *, slots: int = 1, hardware_queues: int | None = None) -> None:
     """Refuse a plan that can only hang. Stream policy and order of launch are what the plan says.
 
     Args:
         slots: how many messages a channel holds that does not say so itself.
+        hardware_queues: how many queues a device has; streams whose numbers are equal modulo this share one, and then wait for
+            each other as if they were one stream. None: each stream has a queue of its own.
 
     Raises:
         DeadlockError: actions wait for each other; `cycle` lists them, a transfer by both its ends.
     """
-    waits = _Waits(plan, slots)
+    waits = _Waits(plan, slots, hardware_queues)
     waiting = [0] * len(waits.names)
     for successors in waits.successors:
         for then in successors:
@@ -68,7 +70,8 @@ def check_deadlock(plan: Plan, *, slots: int = 1) -> None:
 class _Waits:
     """The arcs within one execution, as a list of successors per node."""
 
-    def __init__(self, plan: Plan, slots: int) -> None:
+    def __init__(self, plan: Plan, slots: int, hardware_queues: int | None) -> None:
+        self._hardware_queues = hardware_queues
         self.names: list[str] = []
         self.successors: list[list[int]] = []
         self.transfers: set[int] = set()
@@ -79,7 +82,9 @@ class _Waits:
         ends: dict[int, list[str]] = {}
         for actor in plan.actors:
             for action in actor.actions:
-                if isinstance(action, (Send, Recv)):
+                if isinstance(action, Send):
+                    ends.setdefault(action.channel, []).insert(0, where(actor, action))
+                elif isinstance(action, Recv):
                     ends.setdefault(action.channel, []).append(where(actor, action))
         for channel, texts in ends.items():
             self._transfer[channel] = self._node(" with ".join(texts))
@@ -109,7 +114,7 @@ class _Waits:
     def _add_actor(self, actor: ActorPlan) -> None:
         before: int | None = None
         transfer_in: dict[int, int] = {}  # register -> the transfer that fills it
-        on_stream: dict[int, int] = {}  # stream -> the transfer launched last
+        in_queue: dict[int, int] = {}  # queue -> the transfer launched last
         on_link: dict[tuple[type[Action], int], int] = {}  # likewise, by end and link
         sending: list[int] = []  # transfers that the next call waits for
         for action in actor.actions:
@@ -121,7 +126,7 @@ class _Waits:
             if isinstance(action, (Send, Recv)):
                 transfer = self._transfer[action.channel]
                 self._arc(node, transfer)
-                self._follow(on_stream, action.stream or COMPUTE_STREAM, transfer)
+                self._follow(in_queue, self._queue(action.stream or COMPUTE_STREAM), transfer)
                 self._follow(on_link, (type(action), action.link), transfer)
                 if isinstance(action, Recv):
                     self._taken_by.append((action.channel, node))
@@ -134,7 +139,7 @@ class _Waits:
             if isinstance(action, (Compute, Collective)):
                 awaited = [transfer_in[register] for register in used if register in transfer_in]
                 if isinstance(action, Compute):
-                    awaited += [on_stream[COMPUTE_STREAM]] if COMPUTE_STREAM in on_stream else []
+                    awaited += [in_queue[COMPUTE_STREAM]] if COMPUTE_STREAM in in_queue else []
                     awaited += sending
                     sending.clear()
                 for transfer in dict.fromkeys(awaited):
@@ -153,6 +158,9 @@ class _Waits:
                 self._arc(node, reads)
                 self._taken_by += [(channel, reads) for channel in action.read]
                 before = reads
+
+    def _queue(self, stream: int) -> int:
+        return stream if self._hardware_queues is None else stream % self._hardware_queues
 
     def _fill(self, channels: Iterable[int], node: int) -> None:
         for channel in channels:

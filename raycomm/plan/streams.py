@@ -69,7 +69,7 @@ def _check(plan: Plan, max_links: int, given: Mapping[int, tuple[int, int]]) -> 
             )
         if min(streams) < 0:
             raise CompileError(
-                f"plan {plan.name!r}: channel {channel} is given stream {min(streams)}; streams are numbered from 0",
+                f"plan {plan.name!r}: channel {channel} is given stream {min(streams)}; number streams from 0",
                 argument=str(channel),
                 remedy="number streams from 0",
             )

@@ -28,11 +28,12 @@ from raycomm.plan.registers import filled_and_used, given
 from raycomm.plan.transfer import Recv, Send
 
 
-def verify(plan: Plan, *, slots: int = 1) -> None:
+def verify(plan: Plan, *, slots: int = 1, hardware_queues: int | None = None) -> None:
     """Refuse a plan that is inconsistent or can only hang.
 
     Args:
         slots: how many messages a channel holds that does not say so itself; it only matters whether there are any.
+        hardware_queues: see `check_deadlock`.
 
     Raises:
         DeadlockError: actions wait for each other; `cycle` lists them.
@@ -48,7 +49,7 @@ def verify(plan: Plan, *, slots: int = 1) -> None:
     _check_endpoints(plan)
     check_links(plan)
     _check_signature(plan)
-    check_deadlock(plan, slots=slots)
+    check_deadlock(plan, slots=slots, hardware_queues=hardware_queues)
 
 
 def _check_processes(plan: Plan) -> None:

@@ -29,6 +29,7 @@ from raycomm.plan import (
 )
 from raycomm.plan.registers import filled_and_used, pack, spread
 from raycomm.testing.simulated import SimulatedHang, simulate
+from tests.unit.sample_device_graphs import on_device
 from tests.unit.stub_actors import actor
 
 CONSTANTS = tuple(range(8))
@@ -45,6 +46,9 @@ def random_graph(rng: random.Random, collectives: bool = True) -> Graph:
     for _ in range(rng.randint(1, 8)):
         if collectives and rng.random() < 0.08:
             made += allreduce([bind(worker.forward, rng.choice(made)) for worker in workers])
+            continue
+        if rng.random() < 0.1:
+            made += bind(rng.choice(workers).split, rng.choice(made))
             continue
         given = rng.sample(made, min(len(made), rng.randint(1, 3)))
         made.append(bind(rng.choice(workers).join, *given))
@@ -111,17 +115,17 @@ def is_consistent(actions: list[Action]) -> bool:
     return True
 
 
-def verdict(plan: Plan, slots: int) -> DeadlockError | None:
+def verdict(plan: Plan, slots: int, queues: int | None) -> DeadlockError | None:
     try:
-        verify(plan, slots=slots)
+        verify(plan, slots=slots, hardware_queues=queues)
     except DeadlockError as error:
         return error
     return None
 
 
-def hang(plan: Plan, slots: int, seed: int) -> SimulatedHang | None:
+def hang(plan: Plan, slots: int, queues: int | None, seed: int) -> SimulatedHang | None:
     try:
-        simulate(plan, 3, constants=CONSTANTS, slots=slots, seed=seed)
+        simulate(plan, 3, constants=CONSTANTS, slots=slots, hardware_queues=queues, seed=seed)
     except SimulatedHang as error:
         return error
     return None
@@ -139,8 +143,8 @@ def test_verdict_is_what_happens(block: int) -> None:
             place = rng.randrange(len(channels))
             channels[place] = replace(channels[place], slots=rng.randint(0, 2))
             plan = replace(plan, channels=tuple(channels))
-        slots = rng.choice((1, 1, 2, 3))
-        expected, happened = verdict(plan, slots), hang(plan, slots, seed)
+        slots, queues = rng.choice((1, 1, 2, 3)), rng.choice((None, None, None, 1, 2, 3, 8))
+        expected, happened = verdict(plan, slots, queues), hang(plan, slots, queues, seed)
         assert (expected is None) == (happened is None), f"seed {seed}: verdict {expected}, but {happened}\n{plan}"
         seen[expected is None] += 1
     assert min(seen.values()) > SEEDS_PER_TEST / 20, seen
@@ -154,3 +158,18 @@ def test_plans_of_the_passes_never_deadlock_and_compute_the_same() -> None:
         verify(plan)
         expected = simulate(lower(graph, "random"), 3, constants=CONSTANTS).results
         assert simulate(plan, 3, constants=CONSTANTS, slots=1, seed=seed).results == expected, f"seed {seed}\n{plan}"
+
+
+def test_links_within_the_limit_never_share_a_queue() -> None:
+    """With two queues more than links, for computations and copies, the queues of the device cannot make a plan hang."""
+    fell_back = 0
+    for seed in range(SEEDS_PER_TEST):
+        rng = random.Random(seed)
+        limit = rng.randint(2, 6)
+        graph = random_graph(rng, collectives=False)
+        plan = assign_streams(on_device(graph, "random", sender_keeps=rng.random() < 0.5), max_links=limit)
+        plan = overlap(plan) if rng.random() < 0.5 else plan
+        fell_back += any(entry.instead_of for entry in plan.streams)
+        verify(plan, hardware_queues=limit + 2)
+        simulate(plan, 2, constants=CONSTANTS, hardware_queues=limit + 2, seed=seed)
+    assert fell_back > SEEDS_PER_TEST / 10
