@@ -165,7 +165,8 @@ class TensorMismatchError(CommunicatorError, ValueError):
 
 
 class WrongDeviceError(CommunicatorError, ValueError):
-    """A tensor lies on another device than the communicator uses; nothing was launched. Attributes besides: `expected`, `given`."""
+    """A tensor lies on another device than the communicator uses; nothing was launched. Attributes besides: `expected`,
+    `given`."""
 
     expected: str | None = None
     given: str | None = None

@@ -15,6 +15,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 Tensor: TypeAlias = Any
 Shape: TypeAlias = tuple[int, ...]
+# What a back end is given are its own streams and events, and it need not take those of another one.
+OwnStream: TypeAlias = Any
+OwnEvent: TypeAlias = Any
 
 
 @runtime_checkable
@@ -45,7 +48,7 @@ class Stream(Protocol):
     def record(self) -> Event:
         """An event at the end of what was launched so far. Does not block."""
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: OwnEvent) -> None:
         """What is launched from now on runs after `event`, also one of another stream of this device. Does not block the host."""
 
     def synchronize(self, limit_s: float | None = None) -> None:
@@ -63,22 +66,22 @@ class Device(Protocol):
     def stream(self, name: str) -> Stream:
         """The stream of that name; made at the first call. Does not wait for other streams, nor they for it."""
 
-    def allocate(self, shape: Shape, dtype: Any, stream: Stream) -> Tensor:
+    def allocate(self, shape: Shape, dtype: Any, stream: OwnStream) -> Tensor:
         """Memory from the pool, contiguous, with undefined contents, for use on `stream`. Does not block.
 
         The caller owns it. On another stream it is used after an event of `stream` only, and `record_stream` says so.
         """
 
-    def record_stream(self, tensor: Tensor, stream: Stream) -> None:
+    def record_stream(self, tensor: Tensor, stream: OwnStream) -> None:
         """Keep the memory of `tensor`, also when nobody refers to it any more, until what is in `stream` now has ended."""
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether `tensor` lies in memory of this device."""
 
-    def to_device(self, host: Any, stream: Stream) -> Tensor:
+    def to_device(self, host: Any, stream: OwnStream) -> Tensor:
         """A copy of a CPU `torch.Tensor`, filled by work on `stream`. `host` may be changed as soon as this returns."""
 
-    def to_host(self, tensor: Tensor, stream: Stream, limit_s: float | None = None) -> Any:
+    def to_host(self, tensor: Tensor, stream: OwnStream, limit_s: float | None = None) -> Any:
         """A copy as CPU `torch.Tensor`, made after what is in `stream`. Blocks until it is there.
 
         Raises what `Event.synchronize` raises.

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol, runtime_checkable
 
-from raycomm.device.base import Device, Event, Shape, Stream, Tensor
+from raycomm.device.base import Device, Event, OwnStream, Shape, Stream, Tensor
 from raycomm.errors import CommunicatorError
 
 
@@ -73,7 +73,7 @@ class Communicator(Protocol):
             RankMissingError: somebody did not come within `limit_s` seconds; the communicator is closed.
         """
 
-    def send(self, tensor: Tensor, peer: int, *, stream: Stream | None = None) -> Event:
+    def send(self, tensor: Tensor, peer: int, *, stream: OwnStream | None = None) -> Event:
         """Launch the send of `tensor`, whose contents are ready in the order of the stream. Does not block.
 
         The memory is kept until the send has ended, even if the caller drops `tensor`. Nobody may write to it before the event.
@@ -84,7 +84,9 @@ class Communicator(Protocol):
             PeerDiedError, CommunicatorClosedError: an earlier operation has failed, see `poll`.
         """
 
-    def recv(self, shape: Shape, dtype: Any, peer: int, *, stream: Stream | None = None, into: Tensor | None = None) -> Received:
+    def recv(
+        self, shape: Shape, dtype: Any, peer: int, *, stream: OwnStream | None = None, into: Tensor | None = None
+    ) -> Received:
         """Launch a receive, into `into` or a fresh buffer of the pool. Does not block. The buffer is undefined before the event.
 
         Raises:
@@ -93,21 +95,21 @@ class Communicator(Protocol):
             PeerDiedError, CommunicatorClosedError: see `poll`.
         """
 
-    def allreduce(self, tensor: Tensor, op: str = "sum", *, stream: Stream | None = None) -> Received:
+    def allreduce(self, tensor: Tensor, op: str = "sum", *, stream: OwnStream | None = None) -> Received:
         """Launch: combine the tensors of all ranks, into a fresh buffer. Tensors of unequal shape or dtype end the collective, at
         all ranks where that is noticed, with `CollectiveError` at the event. Otherwise as `send`."""
 
-    def allgather(self, tensor: Tensor, *, stream: Stream | None = None) -> Received:
+    def allgather(self, tensor: Tensor, *, stream: OwnStream | None = None) -> Received:
         """Launch: the tensors of all ranks, one after the other along dimension 0."""
 
-    def reducescatter(self, tensor: Tensor, op: str = "sum", *, stream: Stream | None = None) -> Received:
+    def reducescatter(self, tensor: Tensor, op: str = "sum", *, stream: OwnStream | None = None) -> Received:
         """Launch: combine the tensors of all ranks; each gets its part along dimension 0, which `size` has to divide.
 
         Raises:
             TensorMismatchError: `size` does not divide dimension 0.
         """
 
-    def broadcast(self, tensor: Tensor, root: int, *, stream: Stream | None = None) -> Received:
+    def broadcast(self, tensor: Tensor, root: int, *, stream: OwnStream | None = None) -> Received:
         """Launch: the tensor of rank `root`. At the other ranks `tensor` says shape and dtype only; it is not written to."""
 
     def poll(self) -> None:
@@ -151,6 +153,6 @@ def streams(
         _chosen.reset(token)
 
 
-def chosen_stream(communicator: object, use: Use, own: Stream) -> Stream:
+def chosen_stream(communicator: object, use: Use, own: OwnStream) -> OwnStream:
     """The stream for a call that names none: that of the innermost `streams` block, else `own`."""
     return _chosen.get({}).get((id(communicator), use), own)

@@ -10,10 +10,11 @@ What NCCL leaves undefined is an error here: two ends that disagree about shape 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from raycomm.device.base import shape_text
 from raycomm.errors import CollectiveError, CommunicatorClosedError, PeerDiedError, RaycommError, TensorMismatchError
 from raycomm.testing.simulated_device import Device, Event, Operation, Stream, Tensor
 from raycomm.testing.simulated_memory import Access, Hazard, Poison, computed
@@ -94,14 +95,18 @@ class Part(Operation):
         if self.writes:
             everything = [content for given in contents for content in given]
             poisoned = any(isinstance(content, Poison) for content in everything)
-            results = [None] * len(self.writes) if poisoned else self.results(contents)
+            try:
+                results = [None] * len(self.writes) if poisoned else self.results(contents)
+            except (TypeError, ValueError, RuntimeError) as error:  # The operation is not for these tensors.
+                self.fail(CollectiveError(f"{self}: {error}", collective=str(self.group)))
+                return
             self._access.end([computed(result, everything) for result in results], self.stream.world.now)
         self.over()
 
     def order(self) -> str | None:
         """What it waits for on its own side, if that is not the others."""
         oldest = self.group.oldest(self.rank)
-        return None if oldest is self else f"{oldest}, which is older on {self.group}"
+        return None if oldest is None or oldest is self else f"{oldest}, which is older on {self.group}"
 
 
 class Transfer(Part):
@@ -130,7 +135,7 @@ class Transfer(Part):
         given, wanted = send.reads[0], recv.writes[0]
         if (given.shape, given.dtype) == (wanted.shape, wanted.dtype):
             return None
-        sent, expected = (f"{tensor.dtype} {list(tensor.shape)}" for tensor in (given, wanted))
+        sent, expected = (shape_text(tensor.shape, tensor.dtype) for tensor in (given, wanted))
         text = (
             f"on {self.group} rank {send.rank} ({send.stream.device}) sends {sent}, "
             f"but rank {recv.rank} ({recv.stream.device}) receives {expected}"
@@ -167,7 +172,7 @@ class Meeting(Part):
         said = {(part._what, part.reads[0].shape, part.reads[0].dtype) for part in parts if isinstance(part, Meeting)}
         if len(said) == 1:
             return None
-        lines = tuple(f"rank {part.rank}: {part.name}, {part.reads[0].dtype} {list(part.reads[0].shape)}" for part in parts)
+        lines = tuple(f"rank {part.rank}: {part.name}, {shape_text(part.reads[0].shape, part.reads[0].dtype)}" for part in parts)
         return CollectiveError(
             f"the parts in a collective on {self.group} do not fit together: {'; '.join(lines)}", tensors=lines
         )
@@ -219,6 +224,7 @@ class Group:
 
     Attributes:
         failure: what everything launched ends with, once a rank has died or the communicator was aborted.
+        on_failure: called then.
     """
 
     def __init__(self, world: World, name: str, devices: Sequence[Device]) -> None:
@@ -226,6 +232,7 @@ class Group:
         self.name = name
         self.devices = tuple(devices)
         self.failure: RaycommError | None = None
+        self.on_failure: list[Callable[[], None]] = []
         self._order: list[deque[Part]] = [deque() for _ in devices]
         for rank, device in enumerate(self.devices):
             device.on_death.append(partial(self._noticed_later, rank))
@@ -247,6 +254,8 @@ class Group:
     def fail(self, failure: RaycommError) -> None:
         """End all operations of ranks that live, those that have begun included, with `failure`; and all that come."""
         self.failure = self.failure or failure
+        for call in self.on_failure:
+            call()
         begun = {id(part.exchange): part.exchange for order in self._order for part in order if part.exchange is not None}
         for exchange in begun.values():
             exchange.fail(failure)

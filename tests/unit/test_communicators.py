@@ -1,0 +1,223 @@
+"""What every communicator does: the simulated one, under several seeds, and gloo between processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raycomm.device import Communicator, Device, Event, Stream
+from raycomm.testing.simulated import Device as SimulatedDevice
+from raycomm.testing.simulated import World
+from raycomm.testing.simulated_communicator import SimulatedCommunicator, communicators
+from raycomm.testing.simulated_world import Task
+from tests.unit.communicator_programs import BIG, PROGRAMS
+
+Run = Callable[[str, int], list[Any]]
+
+
+# Whoever passes the limit first aborts, and the other one may see that before its own limit has passed.
+TIMED_OUT = {"TransferTimeoutError", "PeerDiedError", "CommunicatorClosedError"}
+
+
+class Never:
+    """What nobody makes true."""
+
+    def __init__(self) -> None:
+        self.waiters: list[Task] = []
+
+    def ready(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "nothing, it has died"
+
+
+class SimulatedPlace:
+    patience = 1000.0
+    hours = 100_000.0
+
+    def __init__(self, world: World, rank: int, devices: list[SimulatedDevice], links: dict[str, Any]) -> None:
+        self.rank = rank
+        self.device = devices[rank]
+        self._world = world
+        self._devices = devices
+        self._links = links
+
+    def link(self, name: str) -> SimulatedCommunicator:
+        if name not in self._links:
+            self._links[name] = communicators(self._world, name, self._devices)
+        end: SimulatedCommunicator = self._links[name][self.rank]
+        return end
+
+    def die(self) -> None:
+        self._world.after(0.0, self.device.kill)
+        self._world.wait(Never())
+
+
+def simulated(seed: int) -> Run:
+    def run(name: str, size: int) -> list[Any]:
+        world = World(seed)
+        devices = [SimulatedDevice(world, f"D{rank}") for rank in range(size)]
+        links: dict[str, Any] = {}
+        for rank in range(size):
+            place = SimulatedPlace(world, rank, devices, links)
+            world.start(f"rank {rank}", lambda place=place: PROGRAMS[name](place), devices[rank])  # type: ignore[misc]
+        results = world.results()
+        assert [fault for device in devices for fault in device.faults] == []
+        return json.loads(json.dumps(results))  # type: ignore[no-any-return]
+
+    return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    command = [sys.executable, "-m", "tests.unit.communicator_programs"]
+    root = Path(__file__).parents[2]
+    stage = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert stage.stdin is not None
+    assert stage.stdout is not None
+    stdin, stdout = stage.stdin, stage.stdout
+
+    def run(name: str, size: int) -> list[Any]:
+        path = tmp_path_factory.mktemp("store") / "store"
+        stdin.write(f"{name} {size} {path}\n")
+        stdin.flush()
+        results = json.loads(stdout.readline())
+        killed = {"raised": "nothing was said"}
+        assert all("returned" in result or result == killed for result in results), results
+        return [result.get("returned") for result in results]
+
+    try:
+        assert stdout.readline() == "ready\n"
+        yield run
+    finally:
+        stdin.close()
+        try:
+            stage.wait(60)
+        finally:
+            stage.kill()
+            stage.wait()
+            stdout.close()
+
+
+@pytest.fixture(params=["gloo", "simulated 0", "simulated 1", "simulated 2", "simulated 3"])
+def run(request: pytest.FixtureRequest, gloo: Run) -> Run:
+    seed = request.param.partition(" ")[2]
+    return simulated(int(seed)) if seed else gloo
+
+
+def exchanged(rank: int) -> list[float]:
+    return [1000.0 * (1 - rank), BIG - 1.0 + 1000 * (1 - rank), 1.0]
+
+
+def test_both_are_what_the_interfaces_ask_for() -> None:
+    from raycomm.device.cpu import CpuDevice, CpuEvent, CpuStream
+    from raycomm.device.gloo import GlooCommunicator
+
+    world = World()
+    device = SimulatedDevice(world, "D")
+    (end,) = communicators(world, "alone", [device])
+    cpu = CpuDevice()
+    for communicator in (end, GlooCommunicator(torch.distributed.HashStore(), "alone", 0, 1, device=cpu)):
+        assert isinstance(communicator, Communicator)
+        assert isinstance(communicator.device, Device)
+        stream = communicator.device.stream("s")
+        assert isinstance(stream, Stream)
+        event = stream.record()
+        assert isinstance(event, Event)
+        event.synchronize(10.0)
+        assert event.complete
+    assert isinstance(cpu.stream("s"), CpuStream)
+    assert isinstance(cpu.stream("s").record(), CpuEvent)
+
+
+def test_two_ranks_exchange_over_a_link_per_direction(run: Run) -> None:
+    assert run("exchange_by_link", 2) == [exchanged(0), exchanged(1)]
+
+
+def test_both_send_first_on_one_stream_is_a_time_out_that_names_the_wait(run: Run) -> None:
+    errors = run("exchange_on_one_stream", 2)
+    assert {error["type"] for error in errors} <= TIMED_OUT
+    first = next(error for error in errors if error["type"] == "TransferTimeoutError")
+    assert "on both" in first["waits_for"]
+
+
+def test_a_block_sets_the_streams(run: Run) -> None:
+    results = run("exchange_on_chosen_streams", 2)
+    assert [good for good, _ in results] == [True, True]
+    assert "TransferTimeoutError" in {bad["type"] for _, bad in results} <= TIMED_OUT
+
+
+def test_any_dtype_and_shape(run: Run) -> None:
+    assert run("dtypes", 2)[1] == []
+
+
+def test_messages_stay_in_order_and_their_memory_is_kept(run: Run) -> None:
+    assert run("in_order", 2) == [None, list(range(40))]
+
+
+def test_a_given_buffer_is_filled(run: Run) -> None:
+    assert run("given_buffer", 2)[1] == [True, [float(number) for number in range(8)]]
+
+
+def test_a_receiver_that_expects_something_else_fails_and_the_rest_works(run: Run) -> None:
+    error, other = run("mismatch", 2)[1]
+    assert error["type"] == "TensorMismatchError"
+    assert (error["expected"], error["given"]) == ("float16 [2, 4]", "float32 [8]")
+    assert error["communicator"] == "link"
+    assert other == [float(number) for number in range(8)]
+
+
+def test_what_cannot_work_is_refused_before_the_launch(run: Run) -> None:
+    for rank, errors in enumerate(run("refused_before_launch", 2)):
+        assert [error["type"] for error in errors] == [
+            "TensorMismatchError",
+            "TensorMismatchError",
+            "WrongDeviceError",
+            "WrongDeviceError",
+            *["CommunicatorError"] * 4,
+        ]
+        assert all(error["rank"] == rank and error["communicator"] == "link" for error in errors[:7])
+        assert "its peers are" in errors[4]["text"]
+
+
+def test_collectives(run: Run) -> None:
+    mine = [[[2.0 * row + column + 10 * rank for column in range(2)] for row in range(3)] for rank in range(3)]
+    total = [[sum(mine[rank][row][column] for rank in range(3)) for column in range(2)] for row in range(3)]
+    mean = [[value / 3 for value in row] for row in total]
+    for rank, results in enumerate(run("collectives", 3)):
+        assert results == [total, mine[2], mean, mine[0] + mine[1] + mine[2], [total[rank]], mine[1]]
+
+
+def test_collectives_over_unequal_tensors_fail_at_all_ranks(run: Run) -> None:
+    for shapes, average, scatter in run("unequal_collectives", 3):
+        assert shapes["type"] == "CollectiveError"
+        assert "rank 2: allreduce" in shapes["text"]
+        assert "[4]" in shapes["text"]
+        assert (average["type"], scatter["type"]) == ("CollectiveError", "TensorMismatchError")
+
+
+def test_a_rank_that_never_comes_is_named(run: Run) -> None:
+    error, after = run("missing_rank", 2)[0]
+    assert error["type"] == after == "RankMissingError"
+    assert error["missing"] == [1]
+
+
+def test_a_dead_peer_ends_waits(run: Run) -> None:
+    at_first, _, at_last = run("dead_peer", 3)
+    for first, poll, later in (at_first, at_last):
+        assert (first["type"], poll, later) == ("PeerDiedError",) * 3
+    assert at_first[0]["peer"] == 1
+
+
+def test_an_abort_ends_the_waits_of_all_ranks(run: Run) -> None:
+    first, second = run("abort", 2)
+    assert first == ["CommunicatorClosedError"] * 2
+    assert second in ("CommunicatorClosedError", "PeerDiedError")
