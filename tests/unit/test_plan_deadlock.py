@@ -161,6 +161,8 @@ VERDICTS: list[tuple[str, Plan, bool]] = [
     ("taken late", with_streams(LATE), False),
     # The same, but the call runs beside the send.
     ("taken late, but kept", with_streams(sender_keeps(LATE)), True),
+    # Beside, but on the stream of computations, and so before the call after all.
+    ("taken late, kept, on the stream of computations", with_streams(sender_keeps(LATE), given={0: (0, 1)}), False),
     # A control record that no slot holds is never written.
     ("no slots", no_slots(with_streams(EXCHANGE), 0), False),
 ]

@@ -73,7 +73,8 @@ def random_plan(rng: random.Random) -> tuple[Graph, Plan]:
     given = {}
     if rng.random() < 0.3:
         sends = [action.channel for entry in plan.actors for action in entry.actions if isinstance(action, Send)]
-        given = {channel: (rng.randint(0, 3), rng.randint(0, 3)) for channel in sends if rng.random() < 0.5}
+        share = rng.choice((0.5, 1.0))
+        given = {channel: (rng.choice((0, 0, 1, 2)), rng.choice((0, 0, 1, 2))) for channel in sends if rng.random() < share}
     plan = assign_streams(plan, rng.choice(list(StreamPolicy)), max_links=rng.choice((2, 6)), given=given)
     return graph, overlap(plan) if rng.random() < 0.5 else plan
 
