@@ -34,8 +34,14 @@ class Place(Protocol):
     def link(self, name: str) -> Communicator:
         """This rank's end of the communicator of that name, over all ranks; not warmed up."""
 
+    def elsewhere(self) -> Any:
+        """A stream of another device."""
+
     def die(self) -> None:
         """End this rank, without a word."""
+
+    def die_while_sending(self, link: Any, peer: int) -> None:
+        """End this rank in the middle of the send of a million floats."""
 
 
 def warm(place: Place, *names: str) -> list[Communicator]:
@@ -176,6 +182,7 @@ def refused_before_launch(place: Place) -> Any:
         refusal(lambda: link.send(buffer, place.rank, stream=stream)),
         refusal(lambda: link.send(buffer, 7, stream=stream)),
         refusal(lambda: link.broadcast(buffer, 7, stream=stream)),
+        refusal(lambda: link.send(buffer, peer, stream=place.elsewhere())),
         refusal(lambda: streams(link).__enter__()),
     ]
 
@@ -236,6 +243,15 @@ def dead_peer(place: Place) -> Any:
     return first, refusal(link.poll)["type"], refusal(lambda: link.send(tensor, 1))["type"]
 
 
+def dead_in_the_middle(place: Place) -> Any:
+    (link,) = warm(place, "link")
+    stream = place.device.stream("s")
+    if place.rank == 1:
+        place.die_while_sending(link, 0)
+    came = link.recv((BIG,), torch.float32, 1, stream=stream)
+    return refusal(lambda: came.event.synchronize(place.hours))
+
+
 def abort(place: Place) -> Any:
     """Rank 0 aborts while both wait for a receive."""
     (link,) = warm(place, "link")
@@ -265,6 +281,7 @@ PROGRAMS = {
         unequal_collectives,
         missing_rank,
         dead_peer,
+        dead_in_the_middle,
         abort,
     )
 }
@@ -289,8 +306,19 @@ class GlooPlace:
 
         return GlooCommunicator(self._store, name, self.rank, self._size, device=self.device)
 
+    def elsewhere(self) -> Any:
+        from raycomm.device.cpu import CpuDevice
+
+        return CpuDevice("elsewhere").stream("s")
+
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_while_sending(self, link: Any, peer: int) -> None:
+        from raycomm.device.gloo import _header, _send
+
+        _send(link._group, _header(numbers(self.rank, BIG)), peer)  # The receiver has come, and now waits for the rest.
+        self.die()
 
 
 def run_ranks(name: str, size: int, path: str, limit_s: float) -> list[Any]:

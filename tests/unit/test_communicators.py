@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from raycomm.device import Communicator, Device, Event, Stream
+from raycomm.errors import RankMissingError
 from raycomm.testing.simulated import Device as SimulatedDevice
-from raycomm.testing.simulated import World
+from raycomm.testing.simulated import SimulatedHang, World
 from raycomm.testing.simulated_communicator import SimulatedCommunicator, communicators
 from raycomm.testing.simulated_world import Task
-from tests.unit.communicator_programs import BIG, PROGRAMS
+from tests.unit.communicator_programs import BIG, PROGRAMS, numbers
 
 Run = Callable[[str, int], list[Any]]
 
@@ -55,6 +56,22 @@ class SimulatedPlace:
             self._links[name] = communicators(self._world, name, self._devices)
         end: SimulatedCommunicator = self._links[name][self.rank]
         return end
+
+    def elsewhere(self) -> Any:
+        return SimulatedDevice(self._world, "elsewhere").stream("s")
+
+    def die_while_sending(self, link: Any, peer: int) -> None:
+        out = self.device.stream("out")
+        sent = link.send(self.device.to_device(numbers(self.rank, BIG), out), peer, stream=out)
+
+        def look() -> None:
+            if sent.operation.begun:
+                self.device.kill()
+            else:
+                self._world.after(0.001, look)
+
+        look()
+        self._world.wait(Never())
 
     def die(self) -> None:
         self._world.after(0.0, self.device.kill)
@@ -182,9 +199,11 @@ def test_what_cannot_work_is_refused_before_the_launch(run: Run) -> None:
             "TensorMismatchError",
             "WrongDeviceError",
             "WrongDeviceError",
-            *["CommunicatorError"] * 4,
+            *["CommunicatorError"] * 3,
+            "WrongDeviceError",
+            "CommunicatorError",
         ]
-        assert all(error["rank"] == rank and error["communicator"] == "link" for error in errors[:7])
+        assert all(error["rank"] == rank and error["communicator"] == "link" for error in errors[:8])
         assert "its peers are" in errors[4]["text"]
 
 
@@ -217,7 +236,51 @@ def test_a_dead_peer_ends_waits(run: Run) -> None:
     assert at_first[0]["peer"] == 1
 
 
+def test_a_peer_that_dies_in_the_middle_of_a_transfer_ends_it(run: Run) -> None:
+    error = run("dead_in_the_middle", 2)[0]
+    assert (error["type"], error["communicator"], error["peer"]) == ("PeerDiedError", "link", 1)
+
+
 def test_an_abort_ends_the_waits_of_all_ranks(run: Run) -> None:
     first, second = run("abort", 2)
     assert first == ["CommunicatorClosedError"] * 2
     assert second in ("CommunicatorClosedError", "PeerDiedError")
+
+
+def test_a_cold_communicator_blocks_the_host_at_its_first_operation() -> None:
+    """Two ranks that begin with different communicators wait for each other on the host; warmed up, they do not."""
+    for warmed in (False, True):
+        world = World()
+        devices = [SimulatedDevice(world, "D0"), SimulatedDevice(world, "D1")]
+        links = [communicators(world, name, devices) for name in ("0->1", "1->0")]
+
+        def program(rank: int, links: Any = links, devices: Any = devices, warmed: bool = warmed) -> None:
+            for link in links if warmed else ():
+                link[rank].warm_up(100.0)
+            out, into = devices[rank].stream("out"), devices[rank].stream("in")
+            links[rank][rank].send(devices[rank].to_device(numbers(rank), out), 1 - rank, stream=out)
+            links[1 - rank][rank].recv((8,), torch.float32, 1 - rank, stream=into).event.synchronize()
+
+        tasks = [world.start(f"rank {rank}", lambda rank=rank: program(rank)) for rank in (0, 1)]  # type: ignore[misc]
+        if warmed:
+            assert world.results() == [None, None]
+        else:
+            with pytest.raises(SimulatedHang) as caught:
+                world.run()
+            assert "rank 0: waits for rank 1 (D1) to come to the first operation or warm-up of 0->1" in caught.value.heads
+            assert "rank 1: waits for rank 0 (D0) to come to the first operation or warm-up of 1->0" in caught.value.heads
+            assert all(task.finished for task in tasks)
+
+
+def test_communicators_warmed_in_different_orders_miss_each_other_within_the_limit() -> None:
+    world = World()
+    links = [communicators(world, name, [SimulatedDevice(world, f"{name} {rank}") for rank in (0, 1)]) for name in "ab"]
+
+    def program(rank: int) -> None:
+        for link in links if rank == 0 else links[::-1]:
+            link[rank].warm_up(100.0)
+
+    tasks = [world.start(f"rank {rank}", lambda rank=rank: program(rank)) for rank in (0, 1)]  # type: ignore[misc]
+    world.run()
+    assert [type(task.failure) for task in tasks] == [RankMissingError] * 2
+    assert "waited 100.0 s in vain for rank 1 (a 1) to warm up" in str(tasks[0].failure)
