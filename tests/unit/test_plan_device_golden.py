@@ -12,7 +12,7 @@ import pytest
 
 from raycomm.graph import Graph
 from raycomm.plan import Compute, Plan, Recv, Send, StreamPolicy, assign_streams, lower, overlap, parse_plan, verify
-from raycomm.testing.simulated import simulate
+from raycomm.testing.simulated import Delays, simulate
 from tests.unit.sample_device_graphs import (
     all_to_all,
     on_device,
@@ -101,6 +101,29 @@ def test_overlap_starts_receives_of_a_pipeline_earlier() -> None:
             call = next(other for other in stage[place:] if isinstance(other, Compute))
             early += action.register not in {getattr(argument, "index", None) for argument in call.args}
     assert early >= 8
+
+
+UNIT = Delays(host=(0.0, 0.0), compute=(1.0, 1.0), transfer=(1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "placed", "overlapped", "beside"),
+    [
+        ("chain", 7, 7, 7),  # four calls, three transfers, nothing to do beside them
+        ("diamond", 5, 5, 5),
+        ("skip connection", 5, 5, 5),
+        ("all to all", 18, 13, 10),  # ten: each worker makes nine calls in a row and waits once
+        ("tensor parallel", 6, 6, 6),
+        ("1F1B", 49, 41, 38),
+    ],
+)
+def test_time_of_an_execution_in_units(name: str, placed: int, overlapped: int, beside: int) -> None:
+    """Calls and transfers take one unit. Without sender_keeps a call waits for the sends before it, which takes a unit each."""
+    times = []
+    for keeps in (False, True):
+        plan = assign_streams(on_device(GRAPHS[name](), name, sender_keeps=keeps))
+        times += [simulate(each, 1, constants=CONSTANTS, delays=UNIT).time for each in (plan, overlap(plan))]
+    assert times == [placed, overlapped, placed, beside]
 
 
 if __name__ == "__main__":
