@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeAlias
 
 from raycomm.errors import CompileError
@@ -12,8 +12,9 @@ from raycomm.plan.placement import DRIVER, Transport
 from raycomm.plan.registers import pack, spread
 from raycomm.plan.transfer import Link, Recv, Send
 
-# Place of the call that makes a value among all calls, place of the value in what it writes, place of the reader.
-_Order: TypeAlias = tuple[int, int, int]
+# Place of the call that makes a value among all calls (the actors of a collective share one), the call, place of the value in
+# what it writes, place of the reader.
+_Order: TypeAlias = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,40 @@ class _Edge:
     order: _Order
 
 
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """What becomes of the channels of a plan.
+
+    Attributes:
+        position: place of each call among all.
+        of: by channel, one edge per actor that reads it.
+        to: likewise, by channel and reader.
+        to_driver: by channel, the channel that takes the same value to the driver.
+        order: by device channel, the place of its transfer among all.
+    """
+
+    position: Mapping[int, int]
+    of: dict[int, list[_Edge]] = field(default_factory=dict)
+    to: dict[tuple[int, int], _Edge] = field(default_factory=dict)
+    to_driver: dict[int, int] = field(default_factory=dict)
+    order: dict[int, _Order] = field(default_factory=dict)
+
+    def add(self, channel: int, reader: int, edge: _Edge) -> None:
+        self.of.setdefault(channel, []).append(edge)
+        self.to[channel, reader] = edge
+        self.order[edge.channel] = edge.order
+
+
 def place_on_device(plan: Plan, channels: Collection[int], *, sender_keeps: Collection[int] = ()) -> Plan:
     """`plan` with the values of `channels` moving from device to device.
 
     A channel with several readers becomes one per reader, for each is a transfer of its own; the first actor keeps its number,
     the others come at the end. What the driver reads stays on shared memory.
 
-    A receive stands where the graph's order of calls puts the call that made the value, before the first call of its actor that
-    comes later in that order. So all actors launch all transfers in one order, with the calls in between, and no policy and no
-    order of links can make them wait in a circle. A receive right before its use, the order Ray has, can: the sender may wait for
-    it in its next call, while the receiver waits for something that this call leads to.
+    A receive stands where the graph's order of calls puts the call that made the value, before the first call, or send, of its
+    actor that comes later in that order. So all actors launch all transfers in one order, with the calls in between, and no
+    policy and no order of links can make them wait in a circle. A receive right before its use, the order Ray has, can: the
+    sender may wait for it in its next call, while the receiver waits for something that this call leads to.
 
     Args:
         channels: channels that calls write for other actors.
@@ -43,13 +68,11 @@ def place_on_device(plan: Plan, channels: Collection[int], *, sender_keeps: Coll
     Raises:
         CompileError: a channel does not lead from an actor's call to another actor, or the plan has links already.
     """
+    channels, sender_keeps = frozenset(channels), frozenset(sender_keeps)
     _check(plan, channels, sender_keeps)
     entries = list(plan.channels)
-    to_driver: dict[int, int] = {}  # device channel -> the channel that takes the same value to the driver
-    edges: dict[int, list[_Edge]] = {}  # channel of the given plan -> what it becomes
-    by_reader: dict[tuple[int, int], _Edge] = {}
+    edges = _Edges(_positions(plan))
     links: dict[tuple[int, int], Link] = {}
-    position = _positions(plan)
     for actor in plan.actors:
         for node, order, channel in _written(actor, channels):
             entry = plan.channels[channel]
@@ -62,17 +85,15 @@ def place_on_device(plan: Plan, channels: Collection[int], *, sender_keeps: Coll
                 _put(entries, changed)
                 ends = (entry.writer, reader)
                 link = links.setdefault(ends, Link(len(links), *ends))
-                edge = _Edge(number, link.id, (position[node], order, place))
-                edges.setdefault(channel, []).append(edge)
-                by_reader[channel, reader] = edge
+                edges.add(channel, reader, _Edge(number, link.id, (edges.position[node], node, order, place)))
             if DRIVER in entry.readers:
-                to_driver[channel] = len(entries)
+                edges.to_driver[channel] = len(entries)
                 _put(entries, replace(entry, id=len(entries), readers=(DRIVER,)))
     outputs = tuple(
-        FromChannel(to_driver.get(output.channel, output.channel)) if isinstance(output, FromChannel) else output
+        FromChannel(edges.to_driver.get(output.channel, output.channel)) if isinstance(output, FromChannel) else output
         for output in plan.outputs
     )
-    actors = tuple(_placed(actor, position, edges, by_reader, to_driver) for actor in plan.actors)
+    actors = tuple(_placed(actor, edges) for actor in plan.actors)
     return replace(plan, channels=tuple(entries), actors=actors, outputs=outputs, links=tuple(links.values()))
 
 
@@ -140,39 +161,35 @@ def _written(actor: ActorPlan, channels: Collection[int]) -> list[tuple[int, int
     return found
 
 
-def _placed(
-    actor: ActorPlan,
-    position: Mapping[int, int],
-    edges: Mapping[int, list[_Edge]],
-    by_reader: Mapping[tuple[int, int], _Edge],
-    to_driver: Mapping[int, int],
-) -> ActorPlan:
+def _placed(actor: ActorPlan, edges: _Edges) -> ActorPlan:
     process = actor.process.index
     receives: list[tuple[_Order, Recv]] = []
     actions: list[Action] = []
     touched = False
     for action in spread(actor):
-        if isinstance(action, Read) and (edge := by_reader.get((action.channel, process))):
+        if isinstance(action, Read) and (edge := edges.to.get((action.channel, process))):
             receives.append((edge.order, Recv(edge.channel, action.register, edge.link)))
             touched = True
-        elif isinstance(action, Write) and any(channel in edges for channel in action.channels):
+        elif isinstance(action, Write) and any(channel in edges.of for channel in action.channels):
             pairs = tuple(zip(action.channels, action.registers, strict=True))
             # Sends first: they only launch, and go on while the rest is copied.
-            actions += [Send(edge.channel, register, edge.link) for channel, register in pairs for edge in edges.get(channel, ())]
-            kept = [(to_driver.get(channel, channel), register) for channel, register in pairs]
-            kept = [pair for pair, (channel, _) in zip(kept, pairs, strict=True) if channel not in edges or channel in to_driver]
-            if kept:
-                actions.append(Write(tuple(channel for channel, _ in kept), tuple(register for _, register in kept)))
+            actions += [
+                Send(edge.channel, register, edge.link) for channel, register in pairs for edge in edges.of.get(channel, ())
+            ]
+            stays = [pair for pair in pairs if pair[0] not in edges.of or pair[0] in edges.to_driver]
+            if stays:
+                written = tuple(edges.to_driver.get(channel, channel) for channel, _ in stays)
+                actions.append(Write(written, tuple(register for _, register in stays)))
             touched = True
         else:
             actions.append(action)
     if not touched:
         return actor
-    return pack(actor.process, _with_receives(actions, position, receives))
+    return pack(actor.process, _with_receives(actions, receives, edges))
 
 
-def _with_receives(actions: list[Action], position: Mapping[int, int], receives: list[tuple[_Order, Recv]]) -> list[Action]:
-    """`actions` with each receive before the first call, and what that call reads, that comes after its order."""
+def _with_receives(actions: list[Action], receives: list[tuple[_Order, Recv]], edges: _Edges) -> list[Action]:
+    """`actions` with each receive before the first call, and what that call reads, or send that comes after it."""
     waiting = sorted(receives, key=lambda receive: receive[0], reverse=True)
     merged: list[Action] = []
     reads: list[Action] = []
@@ -181,9 +198,13 @@ def _with_receives(actions: list[Action], position: Mapping[int, int], receives:
             reads.append(action)
             continue
         if isinstance(action, (Compute, Collective)):
-            while waiting and waiting[-1][0][0] < position[action.node]:
+            while waiting and waiting[-1][0][0] < edges.position[action.node]:
                 merged.append(waiting.pop()[1])
             merged += reads
             reads.clear()
+        elif isinstance(action, Send):
+            # Only after a collective: other actors may send what they got from it before this one does.
+            while waiting and waiting[-1][0] < edges.order[action.channel]:
+                merged.append(waiting.pop()[1])
         merged.append(action)
     return [*merged, *reads, *(receive for _, receive in waiting[::-1])]
