@@ -17,8 +17,9 @@ from typing import Any
 from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_tensor, who
 from raycomm.device.communicator import Received, Use, chosen_stream
 from raycomm.errors import RankMissingError, TensorMismatchError, WrongDeviceError
-from raycomm.testing.simulated_device import Device, Event, Stream
+from raycomm.testing.simulated_device import Device, Stream
 from raycomm.testing.simulated_group import Group
+from raycomm.testing.simulated_operations import Event
 from raycomm.testing.simulated_world import Task, World
 
 

@@ -7,22 +7,20 @@ hardware queues are fewer than its streams, one that waits holds up all behind i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from raycomm.errors import TransferTimeoutError
-from raycomm.testing.simulated_memory import Access, Block, Hazard, MemoryFault, Piece, Poison, SimulatedMemoryError, computed
+from raycomm.testing.simulated_memory import Access, Block, Hazard, MemoryFault, Piece, SimulatedMemoryError
+from raycomm.testing.simulated_operations import Compute, Event, HardwareQueue, Kernel, Operation, Reuse, WaitEvent
+from raycomm.testing.simulated_order import Agent, Clock, join
 from raycomm.testing.simulated_world import Program, SimulatedDeath, Task, World
-
-Kernel = Callable[[list[Any]], list[Any]]
 
 
 class Tensor:
     """A handle on a block. Ends with `free`, or when nobody refers to it any more: the block goes back to the pool of the stream
     that it was allocated on."""
 
-    __slots__ = ("alive", "block", "device", "dtype", "made_on", "name", "piece", "shape", "used_on")
+    __slots__ = ("alive", "block", "device", "dtype", "made_on", "name", "piece", "seen", "shape", "used_on")
 
     def __init__(self, device: Device, block: Block, made_on: Stream, shape: tuple[int, ...], dtype: Any, name: str) -> None:
         self.device = device
@@ -34,6 +32,7 @@ class Tensor:
         self.piece = Piece(block, block.granted, shape, dtype)
         self.alive = True
         self.used_on: list[Stream] = []
+        self.seen: Clock = {}  # Whoever drops the last reference, does so after the hosts' looks at the content.
 
     def record_stream(self, stream: Stream) -> None:
         """Also after `free`, keep the memory until what is in `stream` by then has ended."""
@@ -53,173 +52,14 @@ class Tensor:
     def content(self) -> Any:
         """What is in the memory now, for a host that has waited for it. Poison if it should have waited longer."""
         access = Access(f"the host of {self.device.name}", self.device.faults)
-        access.begin((self.piece,), (), self.device.world.now)
+        moment = self.device.world.host.step()
+        self.device.world.host.learn(moment.clock)
+        join(self.seen, moment.clock)
+        access.begin((self.piece,), (), self.device.world.now, moment)
         return access.taken(self.device.world.now)[0]
 
     def __str__(self) -> str:
         return f"{self.name} ({self.block})"
-
-
-class Event:
-    """A point in a stream. Complete once everything before it has ended; a host program can wait for it.
-
-    `failure` is what the operations before it ended with, if they did not end well.
-    """
-
-    __slots__ = ("complete", "failure", "operation", "streams", "waiters", "world")
-
-    def __init__(self, world: World, operation: Operation) -> None:
-        self.world = world
-        self.operation = operation
-        self.complete = False
-        self.failure: Exception | None = None
-        self.waiters: list[Task] = []
-        self.streams: list[Stream] = []
-
-    def ready(self) -> bool:
-        """Whether a host program that waits goes on."""
-        return self.complete
-
-    def finish(self, failure: Exception | None) -> None:
-        self.complete, self.failure = True, failure
-        self.world.changed(self)
-        for stream in self.streams:
-            stream.queue.advance()
-
-    def synchronize(self, limit_s: float | None = None) -> None:
-        """Block the host program until complete, for `limit_s` virtual seconds at most.
-
-        Raises:
-            TransferTimeoutError: not complete within the limit.
-            CommunicatorError, CollectiveError: `failure`, whatever it is.
-        """
-        if not self.world.wait(self, limit_s) and not self.complete:
-            text = f"{self.operation} did not end within {limit_s} s; it waits for {self.operation.waits_for()}"
-            raise TransferTimeoutError(text, limit_s=limit_s, waits_for=self.operation.waits_for())
-        if self.failure is not None:
-            raise self.failure
-
-    def __str__(self) -> str:
-        return f"the end of {self.operation}"
-
-
-class Operation:
-    """Something in a stream. It stands in its queue until it has ended."""
-
-    __slots__ = ("begun", "end_event", "name", "stream")
-
-    def __init__(self, name: str, stream: Stream) -> None:
-        self.name = name
-        self.stream = stream
-        self.begun = False
-        self.end_event = Event(stream.world, self)
-
-    def ready(self) -> bool:
-        """Whether it can begin; asked while it stands at the head of its queue."""
-        return True
-
-    def begin(self) -> None:
-        """It has begun. Calls `over` when it ends."""
-        self.over()
-
-    def over(self, failure: Exception | None = None) -> None:
-        """It has ended: the next one stands at the head."""
-        self.stream.device.leave(self, failure)
-
-    def waits_for(self) -> str:
-        """What it waits for, where it stands or behind what."""
-        head = self.stream.queue.operations[0] if self.stream.queue.operations else self
-        return "nothing" if head is self else f"{head}, which waits for {head.waits_for()}"
-
-    def __str__(self) -> str:
-        return f"{self.name} on {self.stream}"
-
-
-class Compute(Operation):
-    """A kernel: takes what it reads when it begins, puts what it writes when it ends."""
-
-    __slots__ = ("_access", "_function", "_reads", "_writes")
-
-    def __init__(self, name: str, stream: Stream, reads: Sequence[Tensor], writes: Sequence[Tensor], function: Kernel) -> None:
-        super().__init__(name, stream)
-        self._reads = tuple(tensor.piece for tensor in reads)
-        self._writes = tuple(tensor.piece for tensor in writes)
-        self._function = function
-        self._access = Access(str(self), stream.device.faults)
-
-    def begin(self) -> None:
-        world = self.stream.world
-        self._access.begin(self._reads, self._writes, world.now)
-        world.after(world.draw("compute"), self._finish)
-
-    def _finish(self) -> None:
-        now = self.stream.world.now
-        inputs = self._access.taken(now)
-        poisoned = any(isinstance(given, Poison) for given in inputs)
-        contents = [None] * len(self._writes) if poisoned else self._function(inputs)
-        self._access.end([computed(content, inputs) for content in contents], now)
-        self.over()
-
-
-class WaitEvent(Operation):
-    """Holds up its stream until an event is complete."""
-
-    __slots__ = ("_event",)
-
-    def __init__(self, event: Event, stream: Stream) -> None:
-        super().__init__("next operation", stream)
-        self._event = event
-        event.streams.append(stream)
-
-    def ready(self) -> bool:
-        return self._event.complete
-
-    def begin(self) -> None:
-        self.over(self._event.failure)
-
-    def waits_for(self) -> str:
-        return str(self._event)
-
-
-class Reuse(Operation):
-    """From here on the memory is somebody else's."""
-
-    __slots__ = ("_block", "_name")
-
-    def __init__(self, tensor: Tensor, stream: Stream) -> None:
-        super().__init__(f"reuse of {tensor}", stream)
-        self._block = tensor.block
-        self._name = tensor.name
-
-    def begin(self) -> None:
-        self._block.put(Poison(Hazard.EARLY_READ, f"nothing was written to it since {self._name} was freed"))
-        self._block.life += 1
-        self._block.writer = None
-        self.over()
-
-
-class HardwareQueue:
-    """Operations of one or more streams, in the order of their launch; only the one at the head makes progress."""
-
-    __slots__ = ("_moving", "operations")
-
-    def __init__(self) -> None:
-        self.operations: deque[Operation] = deque()
-        self._moving = False
-
-    def at_head(self, operation: Operation) -> bool:
-        """Whether it could begin as far as its queue goes."""
-        return not operation.begun and bool(self.operations) and self.operations[0] is operation
-
-    def advance(self) -> None:
-        """Begin what stands at the head, if it can."""
-        if self._moving:
-            return  # Called by what the loop below began.
-        self._moving = True
-        while self.operations and not self.operations[0].begun and self.operations[0].ready():
-            self.operations[0].begun = True
-            self.operations[0].begin()
-        self._moving = False
 
 
 class Stream:
@@ -231,6 +71,8 @@ class Stream:
         self.name = name
         self.queue = queue
         self.failure: Exception | None = None
+        self.agent = Agent()
+        self.world.agents.append(self.agent)
 
     def launch(self, operation: Operation) -> Event:
         """Put an operation into the stream; does not wait. Its end."""
@@ -373,6 +215,7 @@ class Device:
             return
         stream = operation.stream
         stream.queue.operations.popleft()
+        stream.agent.learn(operation.moment.clock)
         stream.failure = stream.failure or failure
         operation.end_event.finish(stream.failure)
         stream.queue.advance()

@@ -16,8 +16,10 @@ from typing import Any
 
 from raycomm.device.base import shape_text
 from raycomm.errors import CollectiveError, CommunicatorClosedError, PeerDiedError, RaycommError, TensorMismatchError
-from raycomm.testing.simulated_device import Device, Event, Operation, Stream, Tensor
+from raycomm.testing.simulated_device import Device, Stream, Tensor
 from raycomm.testing.simulated_memory import Access, Hazard, Poison, computed
+from raycomm.testing.simulated_operations import Event, Operation
+from raycomm.testing.simulated_order import join
 from raycomm.testing.simulated_terms import combine
 from raycomm.testing.simulated_world import World
 
@@ -66,7 +68,8 @@ class Part(Operation):
             self.fail(self.group.failure)
             return
         for part in parts:
-            part.begun = True
+            if part is not self:
+                part.start()
         problem = self.problem(parts)
         if problem is not None:
             for part in parts:
@@ -86,7 +89,7 @@ class Part(Operation):
         self.group.advance(self.rank)
 
     def start_access(self) -> None:
-        self._access.begin(self.reads, self.writes, self.stream.world.now)
+        self._access.begin(self.reads, self.writes, self.stream.world.now, self.moment)
 
     def taken(self) -> list[Any]:
         return self._access.taken(self.stream.world.now)
@@ -207,6 +210,10 @@ class Exchange:
         if self._open and all(part.stream.device.alive for part in self._parts):
             self._open = False
             contents = [part.taken() for part in self._parts]
+            for part in self._parts[1:]:
+                join(self._parts[0].moment.clock, part.moment.clock)
+            for part in self._parts[1:]:
+                join(part.moment.clock, self._parts[0].moment.clock)
             for part in self._parts:
                 part.finish(contents)
 

@@ -3,7 +3,8 @@
 A block holds `Poison` in place of a value while nothing has been written to it, while something is being written to it, and from
 the moment that its memory may be used for something else. Whoever reads then, gets the poison, and so does all that is computed
 from it; the first reader also leaves a `MemoryFault` in the world, which says what happened. A value that changed between
-the begin and the end of whoever reads it is torn: also poison, also a fault.
+the begin and the end of whoever reads it is torn: also poison, also a fault. So is a use that does not wait for an earlier one,
+even where the delays of this run keep the two apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from raycomm.errors import RaycommError
+from raycomm.testing.simulated_order import Moment
 
 
 class Hazard(StrEnum):
@@ -76,9 +78,10 @@ class Block:
         life: which tensor's it is as far as the device has come.
         version: counts changes of `content`.
         writer: who writes to it at the moment.
+        uses: who wrote to it last, and who has read it since; by name, and when.
     """
 
-    __slots__ = ("content", "device", "granted", "index", "life", "version", "writer")
+    __slots__ = ("content", "device", "granted", "index", "life", "uses", "version", "writer")
 
     def __init__(self, device: str, index: int) -> None:
         self.device = device
@@ -88,12 +91,26 @@ class Block:
         self.version = 0
         self.content: Any = Poison(Hazard.EARLY_READ, "nothing was ever written to it")
         self.writer: str | None = None
+        self.uses: list[tuple[str, Moment, bool]] = []
 
     def put(self, content: Any) -> int:
         """Change what is in it; the version that is now in it."""
         self.content = content
         self.version += 1
         return self.version
+
+    def unordered(self, moment: Moment, *, writes: bool) -> tuple[str, bool] | None:
+        """Who uses it in a way that excludes this use, and is not sure to have ended by `moment`; and whether he writes."""
+        for who, earlier, wrote in self.uses:
+            if (writes or wrote) and not moment.comes_after(earlier):
+                return who, wrote
+        return None
+
+    def used(self, who: str, moment: Moment, *, writes: bool) -> None:
+        """Remember a use."""
+        if writes:
+            self.uses.clear()
+        self.uses.append((who, moment, writes))
 
     def __str__(self) -> str:
         return f"block {self.index} of {self.device}"
@@ -120,15 +137,21 @@ class Access:
         self._reads: list[tuple[Piece, int, Any]] = []
         self._writes: list[tuple[Piece, int]] = []
 
-    def begin(self, reads: tuple[Piece, ...], writes: tuple[Piece, ...], now: float) -> None:
-        """From here to `end`, nobody else may write this memory, or use that in `writes` at all."""
-        contents = [self._look(piece, now) for piece in reads]
+    def begin(self, reads: tuple[Piece, ...], writes: tuple[Piece, ...], now: float, moment: Moment) -> None:
+        """From here to `end`, nobody else may write this memory, or use that in `writes` at all.
+
+        Everybody else's use has to be over by `moment` or begin after it, in every run and not only in this.
+        """
+        contents = [self._look(piece, now, moment) for piece in reads]
         for piece in writes:
             block = piece.block
             if block.life != piece.life:
                 self._fault(Hazard.EARLY_FREE, block, _other_life(piece), now)
             elif block.writer is not None:
                 self._fault(Hazard.OVERWRITE, block, f"{block.writer} was writing to it", now)
+            elif other := block.unordered(moment, writes=True):
+                self._fault(Hazard.OVERWRITE, block, f"it does not wait for {other[0]}, which uses the memory", now)
+            block.used(self._who, moment, writes=True)
             self._writes.append((piece, block.put(Poison(Hazard.EARLY_READ, f"{self._who} was writing to it"))))
             block.writer = self._who
         self._reads = [(piece, piece.block.version, content) for piece, content in zip(reads, contents, strict=True)]
@@ -154,7 +177,7 @@ class Access:
                 self._fault(Hazard.OVERWRITE, block, "it was written to by somebody else meanwhile", now)
                 block.put(Poison(Hazard.OVERWRITE, f"{self._who} and somebody else wrote to it at a time"))
 
-    def _look(self, piece: Piece, now: float) -> Any:
+    def _look(self, piece: Piece, now: float, moment: Moment) -> Any:
         block, content = piece.block, piece.block.content
         if block.life != piece.life:
             self._fault(Hazard.EARLY_FREE, block, _other_life(piece), now)
@@ -162,6 +185,10 @@ class Access:
         if isinstance(content, Poison) and content.hazard is not Hazard.DERIVED:
             self._fault(content.hazard, block, content.why, now)
             return Poison(Hazard.DERIVED, f"{block}: {content.why}")
+        if other := block.unordered(moment, writes=False):
+            self._fault(Hazard.EARLY_READ, block, f"it does not wait for {other[0]}, which writes to the memory", now)
+            return Poison(Hazard.DERIVED, f"{block}: read without waiting for {other[0]}")
+        block.used(self._who, moment, writes=False)
         return content
 
     def _torn(self, piece: Piece, content: Any, now: float) -> Poison:

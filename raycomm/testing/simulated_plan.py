@@ -37,9 +37,10 @@ from raycomm.plan.actions import (
 from raycomm.plan.arguments import project, split_arguments
 from raycomm.plan.placement import DRIVER
 from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send
-from raycomm.testing.simulated_device import Device, Event, Stream, Tensor
+from raycomm.testing.simulated_device import Device, Stream, Tensor
 from raycomm.testing.simulated_group import Group
 from raycomm.testing.simulated_memory import MemoryFault, SimulatedMemoryError
+from raycomm.testing.simulated_operations import Event
 from raycomm.testing.simulated_queue import Queue
 from raycomm.testing.simulated_world import Delays, Program, World
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from raycomm.testing.simulated_order import Clock, join
 from raycomm.testing.simulated_world import Task, World
 
 
@@ -38,6 +39,7 @@ class Queue:
         self.name = name
         self.failure: Exception | None = None
         self._world = world
+        self._freed: Clock = {}
         self._under_way = [deque[Any]() for _ in range(readers)]
         self.room = _Condition(self, lambda: all(len(left) < capacity for left in self._under_way), f"room in {name}")
         self._messages = [_Condition(self, partial(bool, left), f"a message in {name}") for left in self._under_way]
@@ -50,8 +52,10 @@ class Queue:
         """Publish. There has to be room. Raises what the queue was closed with."""
         if self.failure is not None:
             raise self.failure
+        host = self._world.host
+        host.learn(self._freed)
         for left, message in zip(self._under_way, self._messages, strict=True):
-            left.append(value)
+            left.append((value, dict(host.clock)))
             self._world.changed(message)
 
     def take(self, reader: int = 0) -> Any:
@@ -59,7 +63,9 @@ class Queue:
         left = self._under_way[reader]
         if not left and self.failure is not None:
             raise self.failure
-        value = left.popleft()
+        value, clock = left.popleft()
+        self._world.host.learn(clock)
+        join(self._freed, self._world.host.clock)
         self._world.changed(self.room)
         return value
 

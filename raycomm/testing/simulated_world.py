@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from raycomm.errors import RaycommError
+from raycomm.testing.simulated_order import Agent, Clock
 
 Callback: TypeAlias = Callable[[], None]
 
@@ -90,6 +91,8 @@ class Task:
         self.outcome: Any = None
         self.failure: BaseException | None = None
         self.waits_for: Condition | None = None
+        self.agent = Agent()
+        self._wanted: Wanted = 0.0
         self._world = world
 
     def resume(self) -> None:
@@ -109,6 +112,8 @@ class Task:
         if self.finished:
             return
         self.waits_for = None
+        self.agent.learn(_clock(self._wanted))
+        outer, self._world.host = self._world.host, self.agent
         try:
             wanted = step()
         except StopIteration as stop:
@@ -118,6 +123,7 @@ class Task:
         except Exception as error:
             self.finished, self.failure = True, error
         else:
+            self._wanted = wanted
             if isinstance(wanted, float):
                 self._world.after(wanted, self.resume)
             elif wanted.ready():
@@ -125,6 +131,8 @@ class Task:
             else:
                 self.waits_for = wanted
                 wanted.waiters.append(self)
+        finally:
+            self._world.host = outer
 
 
 class World:
@@ -133,6 +141,10 @@ class World:
     Args:
         seed: decides delays and ties.
         delays: how long things take.
+
+    Attributes:
+        host: the host program that runs now; outside of all, the one that made this world.
+        agents: all streams and host programs.
     """
 
     def __init__(self, seed: int = 0, delays: Delays | None = None) -> None:
@@ -140,6 +152,8 @@ class World:
         self.now = 0.0
         self.rng = random.Random(seed)
         self.delays = delays or Delays()
+        self.host = Agent()
+        self.agents: list[Agent] = []
         self.tasks: list[Task] = []
         self.watched: list[Waiter] = []
         self._agenda: list[tuple[float, float, int, Callback]] = []
@@ -158,6 +172,7 @@ class World:
         """Add a host program. It begins when the world runs, and ends with `rank`, if that is killed."""
         task = Task(self, name, _Thread(name, program) if callable(program) else program, rank)
         self.tasks.append(task)
+        self.agents.append(task.agent)
         self.after(self.draw("host"), task.resume)
         return task
 
@@ -183,6 +198,7 @@ class World:
         else:
             while not condition.ready():
                 thread.hand_over(condition)
+        self.host.learn(_clock(condition))
         return not (isinstance(condition, _Limited) and condition.passed)
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
@@ -196,6 +212,8 @@ class World:
             if not agenda:
                 if until is not None or self._heads():
                     raise self._hang()
+                for agent in self.agents:  # Everything is over, and would be in any run.
+                    self.host.learn(agent.clock)
                 return
             self.now, _, _, callback = heapq.heappop(agenda)
             callback()
@@ -236,6 +254,10 @@ class _Limited:
         # The inner condition's news come to its own waiters only: this one looks at it through a waiter that is no program.
         world.after(0.0, Task(world, "limit", self._watch(), None).resume)
         world.after(limit_s, self._pass)
+
+    @property
+    def clock(self) -> Clock:
+        return _clock(self._inner) if self._inner.ready() else {}
 
     def ready(self) -> bool:
         return self.passed or self._inner.ready()
@@ -309,6 +331,12 @@ class _Thread:
             self._raised = error
         finally:
             self._back.release()
+
+
+def _clock(wanted: Wanted) -> Clock:
+    """What a program knows once it has waited for this."""
+    clock: Clock = getattr(wanted, "clock", {})
+    return clock
 
 
 _current = threading.local()

@@ -247,10 +247,65 @@ def test_memory_freed_before_it_was_sent_is_poison_and_a_fault() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_leaving_out_a_duty_never_gives_a_wrong_value_unnoticed(seed: int) -> None:
-    for wait, keep in ((False, True), (True, False), (False, False)):
+def test_leaving_out_a_duty_is_noticed_whatever_the_delays(seed: int) -> None:
+    for wait, keep, hazard in ((False, True, Hazard.EARLY_READ), (True, False, Hazard.EARLY_FREE)):
         content, a, b = received(World(seed), wait=wait, keep=keep, reuse=True)
-        assert content == ("used", "value") or (isinstance(content, Poison) and a.faults + b.faults)
+        assert content == ("used", "value") or isinstance(content, Poison)
+        assert hazard in {fault.hazard for fault in a.faults + b.faults}
+
+
+def test_what_happens_not_to_meet_but_is_not_ordered_is_a_fault() -> None:
+    """Everything has long ended each time, but only by luck: nobody waited."""
+    world = World(delays=INSTANT)
+    device = Device(world, "A")
+    left, right = device.stream("left"), device.stream("right")
+    tensor = filled(left, 1)
+    world.run(lambda: world.now > 50.0 or tensor.block.content == 1)
+    right.compute("look", (tensor,))
+    right.compute("overwrite", (), (tensor,), lambda _: [2])
+    world.run()
+    assert [(fault.hazard, fault.why) for fault in device.faults] == [
+        (Hazard.EARLY_READ, "it does not wait for make on stream left of A, which writes to the memory"),
+        (Hazard.OVERWRITE, "it does not wait for make on stream left of A, which uses the memory"),
+    ]
+
+
+@pytest.mark.parametrize("way", ["event on the device", "event on the host", "stream", "all", "message", "look"])
+def test_every_way_of_waiting_orders(way: str) -> None:
+    world = World(delays=INSTANT)
+    device = Device(world, "A")
+    left, right = device.stream("left"), device.stream("right")
+    told = Queue(world, 1, "told")
+    tensors: list[Tensor] = []
+
+    def maker() -> Iterator[Any]:
+        tensors.append(filled(left, 1))
+        event = left.record()
+        if way == "event on the device":
+            right.wait(event)
+        elif way == "look":
+            while not event.complete:
+                yield 0.5
+        else:
+            yield event
+        yield told.room
+        told.put(None)
+
+    def taker() -> None:
+        world.wait(told.message())
+        told.take()
+        if way == "stream":
+            left.synchronize()
+        elif way == "all":
+            device.synchronize()
+        right.compute("use", tensors, tensors, lambda given: [given[0] + 1])
+        right.synchronize()
+        assert tensors[0].content == 2
+
+    world.start("maker", maker())
+    world.start("taker", taker)
+    world.results()
+    assert device.faults == []
 
 
 def test_a_buffer_overwritten_while_it_is_sent_is_torn() -> None:
@@ -266,7 +321,7 @@ def test_a_buffer_overwritten_while_it_is_sent_is_torn() -> None:
     compute.compute("overwrite", (), (tensor,), lambda _: [2])
     event.synchronize()
     assert isinstance(came.block.content, Poison)
-    assert [fault.hazard for fault in a.faults] == [Hazard.OVERWRITE]
+    assert {fault.hazard for fault in a.faults} == {Hazard.OVERWRITE}
 
 
 def test_freed_memory_is_used_again_and_a_use_after_free_is_noticed_at_the_launch() -> None:
