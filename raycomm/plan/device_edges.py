@@ -173,9 +173,8 @@ def _placed(actor: ActorPlan, edges: _Edges) -> ActorPlan:
         elif isinstance(action, Write) and any(channel in edges.of for channel in action.channels):
             pairs = tuple(zip(action.channels, action.registers, strict=True))
             # Sends first: they only launch, and go on while the rest is copied.
-            actions += [
-                Send(edge.channel, register, edge.link) for channel, register in pairs for edge in edges.of.get(channel, ())
-            ]
+            for channel, register in pairs:
+                actions += [Send(edge.channel, register, edge.link) for edge in edges.of.get(channel, ())]
             stays = [pair for pair in pairs if pair[0] not in edges.of or pair[0] in edges.to_driver]
             if stays:
                 written = tuple(edges.to_driver.get(channel, channel) for channel, _ in stays)

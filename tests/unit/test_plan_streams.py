@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph import Graph, InputNode, MultiOutputNode, bind, build
+from raycomm.graph import Graph, InputNode, MultiOutputNode, allreduce, bind, build
 from raycomm.plan import (
     DEFAULT_MAX_LINKS,
     DeviceStreams,
@@ -149,6 +149,19 @@ def test_what_the_driver_reads_stays_on_shared_memory() -> None:
     assert (placed.channels[3].value, placed.channels[3].readers) == ("A.forward#0", (0,))
     assert [str(output) for output in placed.outputs] == ["output channel 3", "output channel 2"]
     assert Write((3,), (1,)) in placed.actors[0].actions
+
+
+@pytest.mark.parametrize("policy", StreamPolicy)
+def test_results_of_a_collective_cross_in_one_order(policy: StreamPolicy) -> None:
+    """The actors of a collective go on together, so what they send of it has no order but the one the plan gives."""
+    workers = [actor("A"), actor("B")]
+    source = InputNode()
+    sums = allreduce([bind(worker.forward, source) for worker in workers])
+    crossed = [bind(worker.join, *sums) for worker in workers]
+    plan = assign_streams(on_device(build(MultiOutputNode(crossed)), "crossed"), policy)
+    assert [[verb for verb, *_ in operations(plan, process)] for process in (1, 2)] == [["send", "recv"], ["recv", "send"]]
+    verify(plan)
+    verify(overlap(plan))
 
 
 GOOD = """\
