@@ -8,9 +8,11 @@
     world.start("left", program)     # a generator or a function: launches on streams, waits for events
     world.run()                      # to the end, or SimulatedHang says who waits for what
 
-The clock is virtual: thousands of runs take seconds, and the seed repeats a run exactly. `simulate` runs a whole plan.
+The clock is virtual: thousands of runs take seconds, and the seed repeats a run exactly. `simulate` runs a whole plan;
+`communicators` gives a group the interface of `raycomm.device.Communicator`.
 """
 
+from raycomm.testing.simulated_communicator import SimulatedCommunicator, communicators
 from raycomm.testing.simulated_device import Device, Stream, Tensor
 from raycomm.testing.simulated_group import Group
 from raycomm.testing.simulated_memory import Hazard, MemoryFault, Poison, SimulatedMemoryError
@@ -31,10 +33,12 @@ __all__ = [
     "Poison",
     "Queue",
     "Results",
+    "SimulatedCommunicator",
     "SimulatedHang",
     "SimulatedMemoryError",
     "Stream",
     "Tensor",
     "World",
+    "communicators",
     "simulate",
 ]

@@ -34,6 +34,9 @@ class Place(Protocol):
     def link(self, name: str) -> Communicator:
         """This rank's end of the communicator of that name, over all ranks; not warmed up."""
 
+    def pause(self) -> None:
+        """Let some time pass."""
+
     def elsewhere(self) -> Any:
         """A stream of another device."""
 
@@ -243,6 +246,18 @@ def dead_peer(place: Place) -> Any:
     return first, refusal(link.poll)["type"], refusal(lambda: link.send(tensor, 1))["type"]
 
 
+def dead_while_idle(place: Place) -> Any:
+    """Nobody waits for rank 1 when it dies; who asks, learns of it."""
+    (link,) = warm(place, "link")
+    if place.rank == 1:
+        place.die()
+    for _ in range(1000):
+        if (error := refusal(link.poll))["type"]:
+            return error
+        place.pause()
+    return None
+
+
 def dead_in_the_middle(place: Place) -> Any:
     (link,) = warm(place, "link")
     stream = place.device.stream("s")
@@ -281,6 +296,7 @@ PROGRAMS = {
         unequal_collectives,
         missing_rank,
         dead_peer,
+        dead_while_idle,
         dead_in_the_middle,
         abort,
     )
@@ -305,6 +321,9 @@ class GlooPlace:
         from raycomm.device.gloo import GlooCommunicator
 
         return GlooCommunicator(self._store, name, self.rank, self._size, device=self.device)
+
+    def pause(self) -> None:
+        time.sleep(0.02)
 
     def elsewhere(self) -> Any:
         from raycomm.device.cpu import CpuDevice

@@ -15,8 +15,7 @@ import torch
 from raycomm.device import Communicator, Device, Event, Stream
 from raycomm.errors import RankMissingError
 from raycomm.testing.simulated import Device as SimulatedDevice
-from raycomm.testing.simulated import SimulatedHang, World
-from raycomm.testing.simulated_communicator import SimulatedCommunicator, communicators
+from raycomm.testing.simulated import SimulatedCommunicator, SimulatedHang, World, communicators
 from raycomm.testing.simulated_world import Task
 from tests.unit.communicator_programs import BIG, PROGRAMS, numbers
 
@@ -56,6 +55,9 @@ class SimulatedPlace:
             self._links[name] = communicators(self._world, name, self._devices)
         end: SimulatedCommunicator = self._links[name][self.rank]
         return end
+
+    def pause(self) -> None:
+        self._world.wait(Never(), 1.0)
 
     def elsewhere(self) -> Any:
         return SimulatedDevice(self._world, "elsewhere").stream("s")
@@ -234,6 +236,11 @@ def test_a_dead_peer_ends_waits(run: Run) -> None:
     for first, poll, later in (at_first, at_last):
         assert (first["type"], poll, later) == ("PeerDiedError",) * 3
     assert at_first[0]["peer"] == 1
+
+
+def test_the_death_of_a_peer_is_seen_by_who_asks(run: Run) -> None:
+    error = run("dead_while_idle", 2)[0]
+    assert (error["type"], error["communicator"], error["peer"]) == ("PeerDiedError", "link", 1)
 
 
 def test_a_peer_that_dies_in_the_middle_of_a_transfer_ends_it(run: Run) -> None:
