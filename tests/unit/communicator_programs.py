@@ -135,10 +135,13 @@ def dtypes(place: Place) -> Any:
 def in_order(place: Place) -> Any:
     """Many messages, of which none is waited for until the end; the receiver waits before each; buffers are dropped at once."""
     (link,) = warm(place, "link")
-    out, into = place.device.stream("out"), place.device.stream("in")
+    make, out, into = (place.device.stream(name) for name in ("make", "out", "in"))
     if place.rank == 0:
         for number in range(40):
-            link.send(place.device.to_device(torch.full((1000,), number), out), 1, stream=out)
+            tensor = place.device.to_device(torch.full((1000,), number), make)
+            out.wait(make.record())
+            link.send(tensor, 1, stream=out)
+            del tensor
         out.synchronize(place.hours)
         return None
     got = []
