@@ -9,6 +9,13 @@
     │   └── ChannelClosedError              use after teardown
     ├── ActorDiedError                      an actor, or its node, is gone
     ├── ExecutionCancelledError             `ref.cancel()` came before any actor began the execution
+    ├── CommunicatorError                   about a communicator between devices
+    │   ├── TensorMismatchError (ValueError)    dtype or shape is not what was agreed, or not what the buffer has
+    │   ├── WrongDeviceError (ValueError)       a tensor lies on another device than the communicator's
+    │   ├── TransferTimeoutError (TimeoutError) a limit passed
+    │   │   └── RankMissingError                a rank did not come to set-up or warm-up
+    │   ├── PeerDiedError                       a rank is gone
+    │   └── CommunicatorClosedError             use after abort, here or by a peer
     ├── CollectiveError (ValueError)        tensors of a collective do not fit together; fails one execution
     ├── CapacityExceededError               too many unfetched results
     ├── SerializationError (TypeError)      a value cannot be sent, or a message is malformed
@@ -136,6 +143,54 @@ class CollectiveError(RaycommError, ValueError):
     collective: str | None = None
     execution: int | None = None
     tensors: tuple[str, ...] = ()
+
+
+class CommunicatorError(RaycommError):
+    """Something about a communicator. Attributes: `communicator`, `host`, `device`, `node` (texts, or None: of this rank, and the
+    node of the graph), `rank`, `peer` (or None)."""
+
+    communicator: str | None = None
+    rank: int | None = None
+    peer: int | None = None
+    host: str | None = None
+    device: str | None = None
+    node: str | None = None
+
+
+class TensorMismatchError(CommunicatorError, ValueError):
+    """A tensor has not the dtype or shape that was agreed. Attributes besides: `expected`, `given` (texts)."""
+
+    expected: str | None = None
+    given: str | None = None
+
+
+class WrongDeviceError(CommunicatorError, ValueError):
+    """A tensor lies on another device than the communicator uses; nothing was launched. Attributes besides: `expected`,
+    `given`."""
+
+    expected: str | None = None
+    given: str | None = None
+
+
+class TransferTimeoutError(CommunicatorError, TimeoutError):
+    """A limit passed. Attributes besides: `limit_s` (seconds), `waits_for` (text)."""
+
+    limit_s: float | None = None
+    waits_for: str | None = None
+
+
+class RankMissingError(TransferTimeoutError):
+    """Ranks did not come to the set-up or warm-up within the limit. Attributes besides: `missing` (their numbers)."""
+
+    missing: tuple[int, ...] = ()
+
+
+class PeerDiedError(CommunicatorError):
+    """A rank of the communicator is gone; `peer` is its number. What it sent last may be lost."""
+
+
+class CommunicatorClosedError(CommunicatorError):
+    """The communicator was aborted, by this rank or by another."""
 
 
 class CapacityExceededError(RaycommError):

@@ -21,12 +21,19 @@ from raycomm.plan.actions import (
     Write,
 )
 from raycomm.plan.arguments import check_arguments, project, split_arguments
+from raycomm.plan.deadlock import check_deadlock
+from raycomm.plan.device_edges import place_on_device
 from raycomm.plan.lowering import lower
+from raycomm.plan.overlap import overlap
 from raycomm.plan.placement import Placement, Transport, place
+from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
 from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Link, Recv, Send, StreamPolicy
 from raycomm.plan.verify import verify
 
 __all__ = [
+    "COMPUTE_STREAM",
+    "DEFAULT_MAX_LINKS",
     "Action",
     "ActorPlan",
     "Argument",
@@ -34,23 +41,32 @@ __all__ = [
     "Collective",
     "Compute",
     "Constant",
+    "DeviceStreams",
     "FromChannel",
     "FromInput",
     "Input",
+    "Link",
     "Output",
     "Placement",
     "Plan",
     "Process",
     "Read",
+    "Recv",
     "Register",
     "Release",
+    "Send",
     "Signature",
+    "StreamPolicy",
     "Transport",
     "Write",
+    "assign_streams",
     "check_arguments",
+    "check_deadlock",
     "lower",
+    "overlap",
     "parse_plan",
     "place",
+    "place_on_device",
     "project",
     "split_arguments",
     "verify",

@@ -30,6 +30,10 @@ A collective is an action of each of its actors:
 
       r1 = collective 2 allreduce sum rank 0 from r0 parts 4, 5 slices 6, 7
       r1 = collective 4 broadcast root 1 rank 0 from r0 parts 8, 9
+
+What moves between devices is in `raycomm.plan.transfer`; a channel of that kind says so, and whether its values stay untouched:
+
+    channel 3 "Worker.forward#0" 1 -> 2 transport device sender_keeps yes
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Projection, ReduceOp, Whole
+from raycomm.plan.placement import Transport
+from raycomm.plan.transfer import DeviceStreams, Link, Recv, Send
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -60,7 +66,9 @@ class Process:
 class Channel:
     """A value that leaves its process: `readers` are the other processes that use it, each once, ascending; never the writer.
 
-    The other fields are settings of this edge, see `raycomm.with_channel_options`; None: the graph's.
+    The four fields after `readers` are settings of this edge, see `raycomm.with_channel_options`; None: the graph's. With
+    transport DEVICE the channel has one reader and carries control records only; `sender_keeps` says that the writer never
+    overwrites what it sends on it, so that its next computation need not wait for the send.
     """
 
     id: int
@@ -71,6 +79,8 @@ class Channel:
     slots: int | None = None
     share_tensors: bool | None = None
     allow_pickle: bool | None = None
+    transport: Transport = Transport.SHARED_MEMORY
+    sender_keeps: bool = False
 
     def __str__(self) -> str:
         text = f"channel {self.id} {json.dumps(self.value)} {self.writer} -> {_list(self.readers)}"
@@ -80,7 +90,9 @@ class Channel:
         for name in ("share_tensors", "allow_pickle"):
             if (flag := getattr(self, name)) is not None:
                 text += f" {name} {'yes' if flag else 'no'}"
-        return text
+        if self.transport is not Transport.SHARED_MEMORY:
+            text += f" transport {self.transport.value}"
+        return text + (" sender_keeps yes" if self.sender_keeps else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +220,7 @@ class Release:
         return f"release {_registers(self.registers)}"
 
 
-Action: TypeAlias = Read | Compute | Collective | Write | Release
+Action: TypeAlias = Read | Compute | Collective | Write | Send | Recv | Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,10 +295,13 @@ class Plan:
     outputs: tuple[Output, ...]
     single_output: bool
     signature: Signature
+    links: tuple[Link, ...] = ()
+    streams: tuple[DeviceStreams, ...] = ()
 
     def to_text(self) -> str:
         """The text form; `parse_plan` reads it back."""
-        lines: list[object] = [f"plan {json.dumps(self.name)}", self.signature, *self.processes, *self.channels, *self.inputs]
+        lines: list[object] = [f"plan {json.dumps(self.name)}", self.signature, *self.processes, *self.channels]
+        lines += [*self.links, *self.streams, *self.inputs]
         lines += [*self.outputs, f"returns {'one' if self.single_output else 'list'}", *self.actors]
         return "\n".join(map(str, lines)) + "\n"
 

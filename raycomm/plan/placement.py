@@ -15,10 +15,11 @@ SHARED_WORK_FROM = 4
 
 
 class Transport(Enum):
-    """How a value moves."""
+    """How a value moves. DEVICE: from device to device over a link, announced by a record in shared memory."""
 
     REFERENCE = "reference"
     SHARED_MEMORY = "shared memory"
+    DEVICE = "device"
 
 
 @dataclass(frozen=True, slots=True)

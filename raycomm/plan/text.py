@@ -29,6 +29,8 @@ from raycomm.plan.actions import (
     Signature,
     Write,
 )
+from raycomm.plan.placement import Transport
+from raycomm.plan.transfer import DeviceStreams, Link, Recv, Send, StreamPolicy
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|->|[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[=:(),])')
 
@@ -44,6 +46,8 @@ def parse_plan(text: str) -> Plan:
     single: bool | None = None
     processes: list[Process] = []
     channels: list[Channel] = []
+    links: list[Link] = []
+    streams: list[DeviceStreams] = []
     inputs: list[Input] = []
     outputs: list[Output] = []
     bodies: list[tuple[int, int, list[Action]]] = []
@@ -57,6 +61,10 @@ def parse_plan(text: str) -> Plan:
                 processes.append(Process(line.number(), line.string()))
             case "channel":
                 channels.append(_channel(line))
+            case "link":
+                links.append(_link(line))
+            case "streams":
+                streams.append(_streams(line))
             case "input":
                 projection = _projection(line)
                 line.expect("->")
@@ -91,7 +99,18 @@ def parse_plan(text: str) -> Plan:
                 remedy="add the process line",
             )
     actors = tuple(ActorPlan(by_index[index], tuple(actions), registers) for index, registers, actions in bodies)
-    return Plan(name, tuple(processes), tuple(channels), actors, tuple(inputs), tuple(outputs), single, signature)
+    return Plan(
+        name,
+        tuple(processes),
+        tuple(channels),
+        actors,
+        tuple(inputs),
+        tuple(outputs),
+        single,
+        signature,
+        tuple(links),
+        tuple(streams),
+    )
 
 
 class _Line:
@@ -218,7 +237,45 @@ def _channel(line: _Line) -> Channel:
     readers = line.numbers()
     inline_bytes, slots = (line.number() if line.accept(name) else None for name in ("inline_bytes", "slots"))
     share_tensors, allow_pickle = (line.flag() if line.accept(name) else None for name in ("share_tensors", "allow_pickle"))
-    return Channel(index, value, writer, readers, inline_bytes, slots, share_tensors, allow_pickle)
+    transport = Transport.SHARED_MEMORY
+    if line.accept("transport"):
+        line.expect("device")
+        transport = Transport.DEVICE
+    keeps = line.accept("sender_keeps")
+    if keeps:
+        line.expect("yes")
+    return Channel(index, value, writer, readers, inline_bytes, slots, share_tensors, allow_pickle, transport, keeps)
+
+
+def _link(line: _Line) -> Link:
+    index, writer = line.number(), line.number()
+    line.expect("->")
+    return Link(index, writer, line.number())
+
+
+def _streams(line: _Line) -> DeviceStreams:
+    process, policy = line.number(), _policy(line)
+    instead_of = links = limit = None
+    if line.accept("instead"):
+        line.expect("of")
+        instead_of, links = _policy(line), line.number()
+        line.expect("links")
+        line.expect("limit")
+        limit = line.number()
+    return DeviceStreams(process, policy, instead_of, links, limit, line.numbers() if line.accept("given") else ())
+
+
+def _policy(line: _Line) -> StreamPolicy:
+    policy = next((policy for policy in StreamPolicy if line.accept(policy)), None)
+    if policy is None:
+        line.fail(f"unknown stream policy {line.peek()!r}")
+    return policy
+
+
+def _link_and_stream(line: _Line) -> tuple[int, int | None]:
+    line.expect("on")
+    line.expect("link")
+    return line.number(), line.number() if line.accept("stream") else None
 
 
 def _from_channel(line: _Line) -> FromChannel:
@@ -243,16 +300,24 @@ def _action(line: _Line, word: str) -> Action:
         channels = line.numbers()
         line.expect("from")
         return Write(channels, line.registers())
+    if word == "send":
+        channel = line.number()
+        line.expect("from")
+        register = line.numbered("r")
+        link, stream = _link_and_stream(line)
+        return Send(channel, register, link, stream, line.accept("beside"))
     if word == "release":
         return Release(line.registers())
     line.back()
     registers = line.registers()
     line.expect("=")
-    if line.accept("read"):
-        channel = line.number()
+    if line.peek() in ("read", "recv"):
+        verb, channel = line.take(), line.number()
         if len(registers) != 1:
-            line.fail("read fills one register")
-        return Read(channel, registers[0])
+            line.fail(f"{verb} fills one register")
+        if verb == "read":
+            return Read(channel, registers[0])
+        return Recv(channel, registers[0], *_link_and_stream(line))
     if line.accept("collective"):
         return _collective(line, registers)
     node = line.number()

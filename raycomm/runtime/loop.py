@@ -18,7 +18,7 @@ from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thr
 from raycomm import _core
 from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure, encode_failure
-from raycomm.errors import RaycommError, SerializationError
+from raycomm.errors import CompileError, RaycommError, SerializationError
 from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
@@ -111,8 +111,12 @@ class Loop:
                 steps.append(self._exchange(action))
             elif isinstance(action, Write):
                 steps.append(self._write(action))
-            else:
+            elif isinstance(action, Release):
                 steps.append(self._release(action))
+            else:
+                text = f"graph {self._plan.name!r}, actor {self._actor.process.label}: {action}: no device to move values between"
+                remedy = "leave the edge on shared memory"
+                raise CompileError(f"{text}; {remedy}", node=str(action), remedy=remedy)
             steps += self._faults.steps(_AFTER.get(type(action)), self._now)
         return steps
 

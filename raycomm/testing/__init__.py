@@ -5,7 +5,8 @@
     with inject(Fault(actor=worker, point=Point.BEFORE_WRITE, execution=3, action=Kill())):
         graph = raycomm.compile(node)
 
-See `raycomm.testing.faults`.
+See `raycomm.testing.faults`. For programs that move tensors between devices there is a simulated one, see
+`raycomm.testing.simulated`.
 """
 
 from raycomm.testing.faults import Action, Exit, ExitActor, Fault, Kill, Point, Raise, Sleep, Stall, inject

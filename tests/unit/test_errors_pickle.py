@@ -29,6 +29,13 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
         "execution": 3,
     },
     "ExecutionCancelledError": {"execution": 3},
+    "CommunicatorError": {"communicator": "link 0", "rank": 0, "peer": 1, "host": "h", "device": "cuda:0", "node": "W1.forward"},
+    "TensorMismatchError": {"communicator": "link 0", "expected": "float32 [2]", "given": "float16 [2]"},
+    "WrongDeviceError": {"communicator": "link 0", "expected": "cuda:0", "given": "cpu"},
+    "TransferTimeoutError": {"communicator": "link 0", "limit_s": 1.5, "waits_for": "rank 1"},
+    "RankMissingError": {"communicator": "link 0", "limit_s": 1.5, "missing": (1, 2)},
+    "PeerDiedError": {"communicator": "link 0", "rank": 0, "peer": 1},
+    "CommunicatorClosedError": {"communicator": "link 0", "rank": 0},
     "CollectiveError": {
         "graph": "g",
         "collective": "allreduce SUM #2",

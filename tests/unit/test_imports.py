@@ -21,13 +21,14 @@ ALLOWED = {
     "graph": {"errors", "options"},
     "plan": {"errors", "options", "graph"},
     "observe": {"errors", "options", "plan", "channel", "_core"},
-    "testing": set(),
-    "runtime": {"", "errors", "options", "codec", "channel", "comm", "graph", "plan", "observe", "testing", "_core"},
+    "device": {"errors", "options"},
+    "testing": {"errors", "options", "graph", "plan", "device"},
+    "runtime": {"", "errors", "options", "codec", "channel", "comm", "device", "graph", "plan", "observe", "testing", "_core"},
     "ray_dag": {"errors", "options", "graph", "plan", "runtime"},
 }
 MAY_IMPORT_RAY = {"runtime", "ray_dag"}
-# torch has one room, which is entered when the first tensor comes; cupy is only ever found in sys.modules.
-TORCH_ROOMS = ("codec/tensor.py", "runtime/torch_tensors.py")
+# torch has its rooms, which are entered when the first tensor comes; cupy is only ever found in sys.modules.
+TORCH_ROOMS = ("codec/tensor.py", "runtime/torch_tensors.py", "device/cpu.py", "device/combining.py", "device/gloo.py")
 
 
 def parts() -> list[str]:
@@ -105,7 +106,7 @@ def test_only_the_runtime_and_ray_dag_import_ray() -> None:
     assert wrong == []
 
 
-def test_torch_has_two_rooms_and_cupy_none() -> None:
+def test_torch_has_its_rooms_and_cupy_none() -> None:
     wrong = []
     for file in sorted(PACKAGE.rglob("*.py")):
         name = str(file.relative_to(PACKAGE))
@@ -137,6 +138,9 @@ def test_pickle_has_one_room() -> None:
         ("raycomm.plan", {"ray", "torch", "cupy"}),
         ("raycomm.codec", {"ray", "torch", "cupy"}),
         ("raycomm.channel", {"ray", "torch", "cupy"}),
+        ("raycomm.device", {"ray", "torch", "cupy"}),
+        ("raycomm.testing.simulated", {"ray", "torch", "cupy"}),
+        ("raycomm.testing.simulated_communicator", {"ray", "torch", "cupy"}),
         ("raycomm.runtime.loop", {"torch", "cupy"}),
         ("raycomm.runtime.driver", {"torch", "cupy"}),
     ],

@@ -14,15 +14,21 @@ from raycomm.plan import (
     Collective,
     Compute,
     Constant,
+    DeviceStreams,
     FromChannel,
     FromInput,
     Input,
+    Link,
     Plan,
     Process,
     Read,
+    Recv,
     Register,
     Release,
+    Send,
     Signature,
+    StreamPolicy,
+    Transport,
     Write,
     parse_plan,
 )
@@ -61,7 +67,15 @@ some_numbers = st.lists(numbers, min_size=1, max_size=4).map(tuple)
 projections = st.one_of(st.just(Whole()), st.just(Nothing()), st.builds(Position, numbers), st.builds(Key, names))
 flags = st.one_of(st.none(), st.booleans())
 perhaps = st.one_of(st.none(), numbers)
-channels = st.builds(Channel, numbers, names, numbers, some_numbers, perhaps, perhaps, flags, flags)
+transports = st.sampled_from([Transport.SHARED_MEMORY, Transport.DEVICE])
+channels = st.builds(Channel, numbers, names, numbers, some_numbers, perhaps, perhaps, flags, flags, transports, st.booleans())
+links = st.builds(Link, numbers, numbers, numbers)
+policies = st.sampled_from(StreamPolicy)
+given_channels = st.one_of(st.just(()), some_numbers)
+streams = st.one_of(
+    st.builds(DeviceStreams, numbers, policies, given=given_channels),
+    st.builds(DeviceStreams, numbers, policies, policies, numbers, numbers, given_channels),
+)
 arguments = st.one_of(st.builds(Register, numbers), st.builds(Constant, numbers))
 
 
@@ -83,6 +97,8 @@ actions = st.one_of(
         st.one_of(st.just(()), some_numbers),
     ),
     writes(),
+    st.builds(Send, numbers, numbers, numbers, perhaps, st.booleans()),
+    st.builds(Recv, numbers, numbers, numbers, perhaps),
     st.builds(Release, some_numbers),
     st.builds(
         Collective,
@@ -114,6 +130,8 @@ def plans(draw: st.DrawFn) -> Plan:
         outputs=tuple(draw(st.lists(st.one_of(st.builds(FromChannel, numbers), st.builds(FromInput, projections)), max_size=3))),
         single_output=draw(st.booleans()),
         signature=draw(st.builds(Signature, st.one_of(st.none(), numbers), st.lists(names, max_size=3).map(tuple))),
+        links=tuple(draw(st.lists(links, max_size=2))),
+        streams=tuple(draw(st.lists(streams, max_size=2))),
     )
 
 
@@ -198,6 +216,19 @@ def test_layout_does_not_matter() -> None:
         (12, "  r1 = 0:f(r0) before r0", "surplus 'before'"),
         (13, "  write 1", "expected 'from'"),
         (13, "  write 1 from c1", "expected r and a number"),
+        (5, 'channel 0 "input" 0 -> 1 transport reference', "expected 'device'"),
+        (5, 'channel 0 "input" 0 -> 1 transport device sender_keeps no', "expected 'yes'"),
+        (6, "link 0 1 2", "expected '->'"),
+        (6, "streams 1 ring", "unknown stream policy 'ring'"),
+        (6, "streams 1 direction instead of link 9", "expected 'links'"),
+        (6, "streams 1 direction instead link 9 links limit 6", "expected 'of'"),
+        (6, "streams 1 link given", "expected a number"),
+        (11, "  r0 = recv 0", "expected 'on'"),
+        (11, "  r0 = recv 0 on link 0 stream", "expected a number"),
+        (11, "  r0, r1 = recv 0 on link 0", "recv fills one register"),
+        (13, "  send 1 on link 0", "expected 'from'"),
+        (13, "  send 1 from r1, r2 on link 0", "expected 'on'"),
+        (13, "  send 1 from r1 on link 0 below", "surplus 'below'"),
         (14, "  ^", "unreadable"),
         (14, "  17", "expected a word"),
         (14, "  drop r0", "expected r and a number"),

@@ -1,0 +1,109 @@
+"""Two ranks that both send first: hangs where sends and receives share a stream, runs where each link has its own.
+
+    python -m dags.exchange --policy link
+    python -m dags.exchange --policy shared                 # refused before it runs, with the circle of waits
+    python -m dags.exchange --policy shared --no-verify     # what would happen: both ranks hang
+
+Each rank makes a tensor, sends it to the other, receives the other's, and adds the two. The lists of actions are written by hand,
+since `raycomm.compile` would order them so that nothing can hang whatever the policy. They run on simulated devices, under a
+virtual clock; nothing here needs a GPU, and nothing here measures one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from raycomm.errors import DeadlockError
+from raycomm.plan import StreamPolicy, assign_streams, parse_plan, verify
+from raycomm.testing.simulated import SimulatedHang, simulate
+
+PLAN = """\
+plan "exchange"
+signature whole
+process 0 "driver"
+process 1 "rank0"
+process 2 "rank1"
+channel 0 "input" 0 -> 1, 2
+channel 1 "rank0.make#0" 1 -> 2 transport device
+channel 2 "rank1.make#1" 2 -> 1 transport device
+channel 3 "rank0.add#2" 1 -> 0
+channel 4 "rank1.add#3" 2 -> 0
+link 0 1 -> 2
+link 1 2 -> 1
+input whole -> channel 0
+output channel 3
+output channel 4
+returns list
+actor 1 registers 4
+  r0 = read 0
+  r1 = 0:make(r0)
+  send 1 from r1 on link 0
+  r2 = recv 2 on link 1
+  r3 = 2:add(r1, r2)
+  write 3 from r3
+  release r0, r1, r2, r3
+actor 2 registers 4
+  r0 = read 0
+  r1 = 1:make(r0)
+  send 2 from r1 on link 1
+  r2 = recv 1 on link 0
+  r3 = 3:add(r1, r2)
+  write 4 from r3
+  release r0, r1, r2, r3
+"""
+
+NAMES = ("rank0.make", "rank1.make", "rank0.add", "rank1.add")
+DEADLOCK = 1
+HANG = 2
+WRONG = 3
+
+
+def text_of(term: Any) -> str:
+    """A value of the simulation, which is what it was computed from: (call, place among its results, arguments, keywords), or a
+    name."""
+    if not isinstance(term, tuple) or not isinstance(term[0], int):
+        return str(term[0] if isinstance(term, tuple) else term)
+    return f"{NAMES[term[0]]}({', '.join(map(text_of, term[2]))})"
+
+
+def expected(execution: int) -> list[str]:
+    """What the two ranks have to give."""
+    mine, other = (f"{NAMES[rank]}(input 0 of {execution})" for rank in (0, 1))
+    return [f"rank0.add({mine}, {other})", f"rank1.add({other}, {mine})"]
+
+
+def main(
+    policy: Annotated[StreamPolicy, typer.Option(help="Which operations of a device share a stream.")] = StreamPolicy.LINK,
+    executions: Annotated[int, typer.Option(min=1, help="How often the plan runs.")] = 3,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Run it even if it can only hang.")] = False,
+) -> None:
+    """Exchange two tensors between two ranks that both send first.
+
+    Exits with 1 for a deadlock found, 2 for a hang seen, 3 for a wrong value.
+    """
+    plan = assign_streams(parse_plan(PLAN), policy)
+    print(plan)
+    if not no_verify:
+        try:
+            verify(plan)
+        except DeadlockError as error:
+            print(f"DeadlockError: {error}", file=sys.stderr)
+            raise typer.Exit(DEADLOCK) from None
+    try:
+        outcome = simulate(plan, executions)
+    except SimulatedHang as hang:
+        print(f"hang: {hang}", file=sys.stderr)
+        raise typer.Exit(HANG) from None
+    for number, results in enumerate(outcome.results):
+        texts = list(map(text_of, results))
+        print(f"execution {number}: {texts[0]}; {texts[1]}")
+        if texts != expected(number):
+            print(f"wrong: execution {number} should have given {'; '.join(expected(number))}", file=sys.stderr)
+            raise typer.Exit(WRONG)
+
+
+if __name__ == "__main__":
+    typer.run(main)

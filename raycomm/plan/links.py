@@ -1,0 +1,82 @@
+"""Rules for what moves between devices: links, their channels, their two ends."""
+
+from __future__ import annotations
+
+from raycomm.plan.actions import Action, ActorPlan, Collective, Compute, Plan, Read, Write
+from raycomm.plan.placement import DRIVER, Transport
+from raycomm.plan.refusal import refuse, refuse_action, where
+from raycomm.plan.transfer import Recv, Send
+
+
+def check_links(plan: Plan) -> None:
+    """Refuse links and their operations where they do not fit together. The channels' ends are known to be right.
+
+    Raises:
+        CompileError: a rule is broken; the message names the action.
+    """
+    if [link.id for link in plan.links] != list(range(len(plan.links))):
+        refuse(plan.name, "links are not numbered 0, 1, ...")
+    for link in plan.links:
+        if link.writer == link.reader or not all(DRIVER < end < len(plan.processes) for end in (link.writer, link.reader)):
+            refuse(str(link), "it does not lead from one actor to another")
+    for channel in plan.channels:
+        if channel.transport is Transport.DEVICE and len(channel.readers) > 1:
+            refuse(f"channel {channel.id} ({channel.value})", "a channel between devices has one reader")
+        if channel.sender_keeps and channel.transport is not Transport.DEVICE:
+            refuse(f"channel {channel.id} ({channel.value})", "sender_keeps is for a channel between devices")
+    if len({entry.process for entry in plan.streams}) < len(plan.streams):
+        refuse(plan.name, "the streams of an actor are described twice")
+    for entry in plan.streams:
+        if not DRIVER < entry.process < len(plan.processes):
+            refuse(str(entry), "it is not about an actor")
+    sends: dict[int, tuple[ActorPlan, Send]] = {}
+    for actor in plan.actors:
+        _check_actor(plan, actor, sends)
+    for actor in plan.actors:
+        for action in actor.actions:
+            if isinstance(action, Recv) and action.link != sends[action.channel][1].link:
+                refuse_action(actor, action, f"it is on another link than {where(*sends[action.channel])}")
+
+
+def _check_actor(plan: Plan, actor: ActorPlan, sends: dict[int, tuple[ActorPlan, Send]]) -> None:
+    made: tuple[int, ...] = ()  # what the last call returned
+    for action in actor.actions:
+        for channel in _ordinary(action):
+            if plan.channels[channel].transport is Transport.DEVICE:
+                refuse_action(actor, action, f"channel {channel} is between devices: it takes a send and a recv")
+        if isinstance(action, (Compute, Collective)):
+            made = action.outputs
+        elif isinstance(action, (Send, Recv)):
+            _check_operation(plan, actor, action)
+            if isinstance(action, Send):
+                if action.register not in made:
+                    refuse_action(actor, action, "another call stands between it and the call whose value it sends")
+                sends[action.channel] = (actor, action)
+
+
+def _check_operation(plan: Plan, actor: ActorPlan, action: Send | Recv) -> None:
+    channel = plan.channels[action.channel]
+    if channel.transport is not Transport.DEVICE:
+        refuse_action(actor, action, f"channel {channel.id} is not between devices")
+    if not 0 <= action.link < len(plan.links):
+        refuse_action(actor, action, f"link {action.link} does not exist")
+    link = plan.links[action.link]
+    if (link.writer, (link.reader,)) != (channel.writer, channel.readers):
+        refuse_action(actor, action, f"link {link.id} does not lead where channel {channel.id} does")
+    if action.stream is None:
+        refuse_action(actor, action, "it has no stream; assign_streams() gives one")
+    if isinstance(action, Send) and action.beside and not channel.sender_keeps:
+        refuse_action(actor, action, f"the next call may overwrite what it sends: channel {channel.id} does not say sender_keeps")
+
+
+def _ordinary(action: Action) -> tuple[int, ...]:
+    """Channels that an action reads or writes the ordinary way."""
+    match action:
+        case Read(channel, _):
+            return (channel,)
+        case Write(channels, _):
+            return channels
+        case Collective():
+            return (*action.written, *action.read)
+        case _:
+            return ()

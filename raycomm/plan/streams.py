@@ -1,0 +1,112 @@
+"""Assigns streams to sends and receives. Pure: plan to plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from raycomm.errors import CompileError
+from raycomm.plan.actions import Action, ActorPlan, Plan
+from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Link, Recv, Send, StreamPolicy
+
+# Hardware queues of a device (CUDA_DEVICE_MAX_CONNECTIONS) less one for computations and one for copies to and from the host.
+DEFAULT_MAX_LINKS = 6
+
+
+def assign_streams(
+    plan: Plan,
+    policy: StreamPolicy = StreamPolicy.LINK,
+    *,
+    max_links: int = DEFAULT_MAX_LINKS,
+    given: Mapping[int, tuple[int, int]] | None = None,
+) -> Plan:
+    """`plan` with a stream for every send and receive, instead of any it had.
+
+    Streams that share a hardware queue wait for each other however they are named. So a device with more links than `max_links`
+    gets the policy `direction` where `link` was asked for, and the plan says so.
+
+    Args:
+        max_links: how many links of one device can have work outstanding at once without sharing a queue; at least 2.
+        given: by channel, the stream of its sender and the stream of its receiver; 0 is the one of computations. These are used
+            as they are; numbers that the policy chooses come after those given for the same actor.
+
+    Raises:
+        CompileError: `given` names a channel that is not between devices, or a negative stream; `max_links` is below 2.
+    """
+    given = given or {}
+    _check(plan, max_links, given)
+    ends: dict[int, list[Link]] = {actor.process.index: [] for actor in plan.actors}
+    for link in plan.links:
+        ends[link.writer].append(link)
+        ends[link.reader].append(link)
+    chosen: list[DeviceStreams] = []
+    actors: list[ActorPlan] = []
+    for actor in plan.actors:
+        links = ends[actor.process.index]
+        if not links:
+            actors.append(actor)
+            continue
+        entry = _choose(actor, policy, len(links), max_links, given)
+        chosen.append(entry)
+        actors.append(replace(actor, actions=tuple(_assigned(actor.actions, entry.policy, links, given))))
+    return replace(plan, actors=tuple(actors), streams=tuple(chosen))
+
+
+def _check(plan: Plan, max_links: int, given: Mapping[int, tuple[int, int]]) -> None:
+    if max_links < 2:
+        raise CompileError(
+            f"max_links is {max_links}, but an actor between two others has a link to each; pass at least 2",
+            argument="max_links",
+            remedy="pass at least 2",
+        )
+    sent = {action.channel for actor in plan.actors for action in actor.actions if isinstance(action, Send)}
+    for channel, streams in given.items():
+        if channel not in sent:
+            raise CompileError(
+                f"plan {plan.name!r}: a stream is given for channel {channel}, which is not between devices; leave it out",
+                argument=str(channel),
+                remedy="leave it out",
+            )
+        if min(streams) < 0:
+            raise CompileError(
+                f"plan {plan.name!r}: channel {channel} is given stream {min(streams)}; number streams from 0",
+                argument=str(channel),
+                remedy="number streams from 0",
+            )
+
+
+def _choose(
+    actor: ActorPlan, policy: StreamPolicy, links: int, limit: int, given: Mapping[int, tuple[int, int]]
+) -> DeviceStreams:
+    operations = [action for action in actor.actions if isinstance(action, (Send, Recv))]
+    named = tuple(sorted(action.channel for action in operations if action.channel in given))
+    if policy is StreamPolicy.LINK and links > limit and len(named) < len(operations):
+        return DeviceStreams(actor.process.index, StreamPolicy.DIRECTION, policy, links, limit, named)
+    return DeviceStreams(actor.process.index, policy, given=named)
+
+
+def _assigned(
+    actions: Iterable[Action], policy: StreamPolicy, links: list[Link], given: Mapping[int, tuple[int, int]]
+) -> Iterable[Action]:
+    actions = tuple(actions)
+    by_user = {
+        action.channel: given[action.channel][isinstance(action, Recv)]
+        for action in actions
+        if isinstance(action, (Send, Recv)) and action.channel in given
+    }
+    first = max(by_user.values(), default=COMPUTE_STREAM) + 1
+    of_link = {link.id: first + place for place, link in enumerate(links)}
+    for action in actions:
+        if not isinstance(action, (Send, Recv)):
+            yield action
+        elif action.channel in by_user:
+            yield replace(action, stream=by_user[action.channel])
+        else:
+            match policy:
+                case StreamPolicy.LINK:
+                    stream = of_link[action.link]
+                case StreamPolicy.DIRECTION:
+                    stream = first if isinstance(action, Send) else first + 1
+                case StreamPolicy.SHARED:
+                    stream = first
+            yield replace(action, stream=stream)

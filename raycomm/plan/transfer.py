@@ -1,0 +1,106 @@
+"""The parts of a plan that move values from device to device: links, streams, sends and receives.
+
+A link is a communicator of its own, used in one direction only. A value travels on it as one operation with two ends, a send
+and a receive, each launched on a stream of its actor; neither end completes without the other. What says that a value is coming,
+or that there is none, is a control record on the ordinary channel of the same number: the send writes it, the receive takes it
+first.
+
+    link 0 1 -> 2
+    streams 1 link
+    streams 2 direction instead of link 9 links limit 6 given 3, 4
+      send 3 from r1 on link 0 stream 1
+      r2 = recv 3 on link 0 stream 2
+
+Streams are numbered per actor. Stream 0 is the one its computations run on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+COMPUTE_STREAM = 0
+
+
+class StreamPolicy(StrEnum):
+    """Which operations of a device share a stream.
+
+    LINK: those of one link. DIRECTION: all sends, and all receives. SHARED: all of them.
+    """
+
+    LINK = "link"
+    DIRECTION = "direction"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A communicator from actor `writer` to actor `reader` (indices of processes). Its operations run in the order of launch."""
+
+    id: int
+    writer: int
+    reader: int
+
+    def __str__(self) -> str:
+        return f"link {self.id} {self.writer} -> {self.reader}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStreams:
+    """How the streams of an actor's device were chosen.
+
+    Attributes:
+        process: index of the actor's process.
+        policy: the policy in force.
+        instead_of: the policy asked for, where the `links` of this device are more than its `limit`; else all three are None.
+        given: channels whose stream at this device the user chose.
+    """
+
+    process: int
+    policy: StreamPolicy
+    instead_of: StreamPolicy | None = None
+    links: int | None = None
+    limit: int | None = None
+    given: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"streams {self.process} {self.policy}"
+        if self.instead_of is not None:
+            text += f" instead of {self.instead_of} {self.links} links limit {self.limit}"
+        return text + (f" given {', '.join(map(str, self.given))}" if self.given else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write the control record of a channel and launch the send of a register's value; wait for neither.
+
+    `stream` is None until a policy was applied. `beside`: the actor's next computation does not wait for this send.
+    """
+
+    channel: int
+    register: int
+    link: int
+    stream: int | None = None
+    beside: bool = False
+
+    def __str__(self) -> str:
+        text = f"send {self.channel} from r{self.register} on link {self.link}"
+        text += f" stream {self.stream}" if self.stream is not None else ""
+        return text + (" beside" if self.beside else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Wait for the control record of a channel, then launch the receive into a register; who uses the register waits for it.
+
+    `stream` is None until a policy was applied.
+    """
+
+    channel: int
+    register: int
+    link: int
+    stream: int | None = None
+
+    def __str__(self) -> str:
+        text = f"r{self.register} = recv {self.channel} on link {self.link}"
+        return text + (f" stream {self.stream}" if self.stream is not None else "")

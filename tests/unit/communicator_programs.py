@@ -1,0 +1,384 @@
+"""Programs of ranks, for any communicator; and a process that runs them over gloo, one forked process per rank.
+
+A program is a function of a `Place`. What it returns goes to the test as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from raycomm.device import Communicator, Device, streams
+from raycomm.errors import RaycommError
+
+BIG = 1_000_000
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.uint16, torch.bool, torch.complex64)
+
+
+class Place(Protocol):
+    """Where a rank's program runs. `patience` is a limit that only a wait without end reaches, `hours` one that none does."""
+
+    rank: int
+    device: Device
+    patience: float
+    hours: float
+
+    def link(self, name: str) -> Communicator:
+        """This rank's end of the communicator of that name, over all ranks; not warmed up."""
+
+    def pause(self) -> None:
+        """Let some time pass."""
+
+    def elsewhere(self) -> Any:
+        """A stream of another device."""
+
+    def die(self) -> None:
+        """End this rank, without a word."""
+
+    def die_while_sending(self, link: Any, peer: int) -> None:
+        """End this rank in the middle of the send of a million floats."""
+
+
+def warm(place: Place, *names: str) -> list[Communicator]:
+    links = [place.link(name) for name in names]
+    for link in links:
+        link.warm_up(place.hours)
+    return links
+
+
+def refusal(call: Callable[[], Any]) -> dict[str, Any]:
+    """The error that `call` raises: type, text, attributes."""
+    try:
+        call()
+    except RaycommError as error:
+        attributes = {name: list(value) if isinstance(value, tuple) else value for name, value in error.attributes.items()}
+        return {"type": type(error).__name__, "text": str(error), **attributes}
+    return {"type": None}
+
+
+def numbers(rank: int, count: int = 8) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float32) + 1000 * rank
+
+
+def exchange(place: Place, way_out: Communicator, way_in: Communicator, out: Any, into: Any) -> list[float]:
+    """Send first, then receive, then wait: a million floats; the ends of what was received."""
+    peer = 1 - place.rank
+    mine = place.device.to_device(numbers(place.rank, BIG), out)
+    sent = way_out.send(mine, peer, stream=out)
+    came = way_in.recv((BIG,), torch.float32, peer, stream=into)
+    came.event.synchronize(place.patience)
+    sent.synchronize(place.patience)
+    got = place.device.to_host(came.tensor, into)
+    return [float(got[0]), float(got[-1]), float((got == numbers(peer, BIG)).all())]
+
+
+def exchange_by_link(place: Place) -> Any:
+    forth, back = warm(place, "0->1", "1->0")
+    ways = (forth, back) if place.rank == 0 else (back, forth)
+    return exchange(place, *ways, place.device.stream("out"), place.device.stream("in"))
+
+
+def exchange_on_one_stream(place: Place) -> Any:
+    (link,) = warm(place, "both")
+    stream = place.device.stream("one")
+    error = refusal(lambda: exchange(place, link, link, stream, stream))
+    link.abort(place.patience)
+    return error
+
+
+def exchange_on_chosen_streams(place: Place) -> Any:
+    """The same two links, once with streams that hang, once with streams that do not; and an inner choice before an outer."""
+    forth, back = warm(place, "0->1", "1->0")
+    out, into, other = (place.device.stream(name) for name in ("out", "in", "other"))
+    way_out, way_in = (forth, back) if place.rank == 0 else (back, forth)
+    peer = 1 - place.rank
+
+    def receive(made_on: Any) -> Any:
+        mine = place.device.to_device(numbers(place.rank, BIG), made_on)
+        way_out.send(mine, peer)
+        return way_in.recv((BIG,), torch.float32, peer)
+
+    with streams(forth, back, send=out, recv=out), streams(way_in, recv=into):
+        came = receive(out)
+    got = place.device.to_host(came.tensor, into, place.hours)
+    with streams(forth, back, send=other, recv=other):
+        came = receive(other)
+    bad = refusal(lambda: came.event.synchronize(place.patience))
+    forth.abort(place.patience)
+    back.abort(place.patience)
+    return bool((got == numbers(peer, BIG)).all()), bad
+
+
+def dtypes(place: Place) -> Any:
+    (link,) = warm(place, "link")
+    stream = place.device.stream("s")
+    wrong = []
+    for dtype in DTYPES:
+        for shape in ((), (0, 3), (2, 3, 4)):
+            values = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+            if place.rank == 0:
+                link.send(place.device.to_device(values, stream), 1, stream=stream).synchronize(place.hours)
+            else:
+                got = place.device.to_host(link.recv(shape, dtype, 0, stream=stream).tensor, stream, place.hours)
+                wrong += [] if got.dtype == dtype and torch.equal(got, values) else [f"{dtype} {shape}: {got}"]
+    return wrong
+
+
+def in_order(place: Place) -> Any:
+    """Many messages, of which none is waited for until the end; the receiver waits before each; buffers are dropped at once."""
+    (link,) = warm(place, "link")
+    make, out, into = (place.device.stream(name) for name in ("make", "out", "in"))
+    if place.rank == 0:
+        for number in range(40):
+            tensor = place.device.to_device(torch.full((1000,), number), make)
+            out.wait(make.record())
+            link.send(tensor, 1, stream=out)
+            del tensor
+        out.synchronize(place.hours)
+        return None
+    got = []
+    for _ in range(40):
+        tensor = link.recv((1000,), torch.int64, 0, stream=into).tensor
+        host = place.device.to_host(tensor, into, place.hours)
+        got.append(int(host[0]) if bool((host == host[0]).all()) else None)
+    return got
+
+
+def given_buffer(place: Place) -> Any:
+    (link,) = warm(place, "link")
+    stream = place.device.stream("s")
+    if place.rank == 0:
+        link.send(place.device.to_device(numbers(0), stream), 1, stream=stream).synchronize(place.hours)
+        return None
+    buffer = place.device.allocate((8,), torch.float32, stream)
+    came = link.recv((8,), torch.float32, 0, stream=stream, into=buffer)
+    return came.tensor is buffer, place.device.to_host(buffer, stream, place.hours).tolist()
+
+
+def mismatch(place: Place) -> Any:
+    """The receiver expects another shape; afterwards another communicator works."""
+    link, other = warm(place, "link", "other")
+    stream, free = place.device.stream("s"), place.device.stream("free")
+    if place.rank == 0:
+        link.send(place.device.to_device(numbers(0), stream), 1, stream=stream)
+        other.send(place.device.to_device(numbers(0), free), 1, stream=free).synchronize(place.hours)
+        return None
+    error = refusal(lambda: link.recv((2, 4), torch.float16, 0, stream=stream).event.synchronize(place.hours))
+    return error, place.device.to_host(other.recv((8,), torch.float32, 0, stream=free).tensor, free, place.hours).tolist()
+
+
+def refused_before_launch(place: Place) -> Any:
+    (link,) = warm(place, "link")
+    stream, peer = place.device.stream("s"), 1 - place.rank
+    buffer = place.device.allocate((8,), torch.float32, stream)
+    elsewhere = torch.empty(8, device="meta")
+    return [
+        refusal(lambda: link.recv((2, 4), torch.float32, peer, stream=stream, into=buffer)),
+        refusal(lambda: link.recv((8,), torch.float16, peer, stream=stream, into=buffer)),
+        refusal(lambda: link.recv((8,), torch.float32, peer, stream=stream, into=elsewhere)),
+        refusal(lambda: link.send(elsewhere, peer, stream=stream)),
+        refusal(lambda: link.send(buffer, place.rank, stream=stream)),
+        refusal(lambda: link.send(buffer, 7, stream=stream)),
+        refusal(lambda: link.broadcast(buffer, 7, stream=stream)),
+        refusal(lambda: link.send(buffer, peer, stream=place.elsewhere())),
+        refusal(lambda: streams(link).__enter__()),
+    ]
+
+
+def collectives(place: Place) -> Any:
+    (link,) = warm(place, "link")
+    stream = place.device.stream("s")
+
+    def mine() -> Any:
+        return place.device.to_device(torch.arange(6.0).reshape(3, 2) + 10 * place.rank, stream)
+
+    def host(received: Any) -> Any:
+        return place.device.to_host(received.tensor, stream, place.hours).tolist()
+
+    return [
+        host(link.allreduce(mine(), stream=stream)),
+        host(link.allreduce(mine(), "max", stream=stream)),
+        host(link.allreduce(mine(), "avg", stream=stream)),
+        host(link.allgather(mine(), stream=stream)),
+        host(link.reducescatter(mine(), stream=stream)),
+        host(link.broadcast(mine(), 1, stream=stream)),
+    ]
+
+
+def unequal_collectives(place: Place) -> Any:
+    shapes, average = warm(place, "shapes", "average")
+    results = []
+    wrong = place.device.to_device(torch.zeros(2 + place.rank), place.device.stream("a"))
+    results.append(refusal(lambda: shapes.allreduce(wrong, stream=place.device.stream("a")).event.synchronize(place.hours)))
+    whole = place.device.to_device(torch.tensor([1, 2, 3, 4]), place.device.stream("b"))
+    results.append(
+        refusal(lambda: average.allreduce(whole, "avg", stream=place.device.stream("b")).event.synchronize(place.hours))
+    )
+    results.append(refusal(lambda: average.reducescatter(whole, stream=place.device.stream("c"))))
+    return results
+
+
+def missing_rank(place: Place) -> Any:
+    if place.rank == 1:
+        return None
+    link = place.link("link")
+    error = refusal(lambda: link.warm_up(place.patience))
+    return error, refusal(link.poll)["type"]
+
+
+def dead_peer(place: Place) -> Any:
+    """Rank 1 dies while rank 0 waits for a million floats from it, and rank 2 for a collective."""
+    (link,) = warm(place, "link")
+    stream = place.device.stream("s")
+    if place.rank == 1:
+        place.die()
+    if place.rank == 0:
+        came = link.recv((BIG,), torch.float32, 1, stream=stream)
+    else:
+        came = link.allreduce(place.device.to_device(numbers(0), stream), stream=stream)
+    first = refusal(lambda: came.event.synchronize(place.hours))
+    tensor = place.device.to_device(numbers(0), place.device.stream("t"))
+    return first, refusal(link.poll)["type"], refusal(lambda: link.send(tensor, 1))["type"]
+
+
+def dead_while_idle(place: Place) -> Any:
+    """Nobody waits for rank 1 when it dies; who asks, learns of it."""
+    (link,) = warm(place, "link")
+    if place.rank == 1:
+        place.die()
+    for _ in range(1000):
+        if (error := refusal(link.poll))["type"]:
+            return error
+        place.pause()
+    return None
+
+
+def dead_in_the_middle(place: Place) -> Any:
+    (link,) = warm(place, "link")
+    stream = place.device.stream("s")
+    if place.rank == 1:
+        place.die_while_sending(link, 0)
+    came = link.recv((BIG,), torch.float32, 1, stream=stream)
+    return refusal(lambda: came.event.synchronize(place.hours))
+
+
+def abort(place: Place) -> Any:
+    """Rank 0 aborts while both wait for a receive."""
+    (link,) = warm(place, "link")
+    stream = place.device.stream("s")
+    if place.rank == 1:
+        link.send(place.device.to_device(numbers(1), stream), 0, stream=stream)
+        return refusal(lambda: link.recv((8,), torch.float32, 0, stream=stream).event.synchronize(place.hours))["type"]
+    place.device.to_host(link.recv((8,), torch.float32, 1, stream=stream).tensor, stream, place.hours)
+    came = link.recv((8,), torch.float32, 1, stream=stream)
+    link.abort(place.patience)
+    link.abort(place.patience)
+    return [refusal(lambda: came.event.synchronize(place.hours))["type"], refusal(link.poll)["type"]]
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        exchange_by_link,
+        exchange_on_one_stream,
+        exchange_on_chosen_streams,
+        dtypes,
+        in_order,
+        given_buffer,
+        mismatch,
+        refused_before_launch,
+        collectives,
+        unequal_collectives,
+        missing_rank,
+        dead_peer,
+        dead_while_idle,
+        dead_in_the_middle,
+        abort,
+    )
+}
+
+
+class GlooPlace:
+    """A rank in a process of its own. The store is a file."""
+
+    patience = 1.0
+    hours = 30.0
+
+    def __init__(self, rank: int, size: int, path: str) -> None:
+        from raycomm.device.cpu import CpuDevice
+
+        self.rank = rank
+        self.device = CpuDevice(f"cpu of rank {rank}")
+        self._size = size
+        self._store = torch.distributed.FileStore(path, -1)
+
+    def link(self, name: str) -> Communicator:
+        from raycomm.device.gloo import GlooCommunicator
+
+        return GlooCommunicator(self._store, name, self.rank, self._size, device=self.device)
+
+    def pause(self) -> None:
+        time.sleep(0.02)
+
+    def elsewhere(self) -> Any:
+        from raycomm.device.cpu import CpuDevice
+
+        return CpuDevice("elsewhere").stream("s")
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_while_sending(self, link: Any, peer: int) -> None:
+        from raycomm.device.gloo import _header, _send
+
+        _send(link._group, _header(numbers(self.rank, BIG)), peer)  # The receiver has come, and now waits for the rest.
+        self.die()
+
+
+def run_ranks(name: str, size: int, path: str, limit_s: float) -> list[Any]:
+    """Fork a process per rank and run a program; what each returned, or how it ended. All have ended when this returns."""
+    ranks: list[tuple[int, int]] = []
+    for rank in range(size):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                result = {"returned": PROGRAMS[name](GlooPlace(rank, size, path))}
+            except BaseException as error:
+                result = {"raised": repr(error)}
+            os.write(writing, json.dumps(result).encode())
+            os._exit(0)  # Threads in waits of gloo's stay behind.
+        os.close(writing)
+        ranks.append((pid, reading))
+    end = time.monotonic() + limit_s
+    results: list[Any] = []
+    for pid, reading in ranks:
+        said = b""
+        while select.select([reading], [], [], max(0.0, end - time.monotonic()))[0] and (more := os.read(reading, 1 << 16)):
+            said += more
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)  # It is ours and not yet waited for, so the number is not another's.
+        os.waitpid(pid, 0)
+        results.append(json.loads(said) if said else {"raised": "nothing was said"})
+    return results
+
+
+def main() -> None:
+    """Run what is asked for, one line each: program, ranks, path of the store."""
+    torch.set_num_threads(1)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        name, size, path = line.split()
+        print(json.dumps(run_ranks(name, int(size), path, limit_s=40.0)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
