@@ -228,7 +228,7 @@ uint32_t Pool::acquire_locked(uint64_t bytes) {
   uint32_t index = 0;
   int error = 0;
   collect();
-  const bool found = !yields() && (take_free(size, 2 * size, index) || fill_hole(size, 2 * size, index, error) || grow(size, index, error) ||
+  const bool found = !yields() && !holds_back(size) && (take_free(size, 2 * size, index) || fill_hole(size, 2 * size, index, error) || grow(size, index, error) ||
                      (scan(), take_free(size, 2 * size, index)) || join(size, index, error));  // before giving up: neighbours become one
   if (!found) {
     PoolExhausted report{bytes, 0, std::min(budget_->header().budget_limit, own_->file_bytes() - own_->pool_offset()), 0, error, {}};

@@ -161,6 +161,10 @@ class Pool {
   // The driver takes no memory for further input while an actor lacks some for a result: else inputs, which are many and come first, would
   // take each block that a finished execution leaves.
   bool yields() const;
+  // And while earlier input is on its way, further input leaves a quarter of the budget to results: with all of it taken by input before an
+  // actor has got to run once, no execution could end.
+  bool holds_back(uint64_t bytes) const;
+  int64_t may_return_within() const;  // how long, in ns, others may take to return free memory; 0: they have none
   Shortage look(uint64_t wanted, uint64_t began, int64_t waited_ns, uint64_t& changes);
   std::vector<Entry> records_;
   std::vector<uint32_t> retired_;

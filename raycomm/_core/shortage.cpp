@@ -12,8 +12,8 @@ namespace {
 // result can be seen. Circular: nobody in the circle may have moved meanwhile.
 constexpr int64_t kPinnedNs = 100'000'000;
 constexpr int64_t kCircularNs = 1'000'000'000;
-constexpr int64_t kOthersTrimNs = 500'000'000;       // how long other processes get to return memory: two and a half park slices
-constexpr int64_t kOthersComputeNs = 5'000'000'000;  // and if one of them is in a method
+constexpr int64_t kOthersTrimNs = 500'000'000;    // how long other processes get to return memory: two and a half park slices
+constexpr int64_t kOthersBusyNs = 5'000'000'000;  // and one that has some, or is in a method
 constexpr int64_t kYieldNs = 100'000'000;            // they ask again every 20 ms
 constexpr int64_t kForgottenNs = 1'500'000'000;      // a shortage nobody asks about for so long is over
 }  // namespace
@@ -59,6 +59,17 @@ bool Pool::yields() const {
   return wanted != 0 && now_ns() - static_cast<int64_t>(wanted) < kYieldNs;
 }
 
+bool Pool::holds_back(uint64_t bytes) const {
+  const ArenaHeader& header = budget_->header();
+  const uint64_t most = header.budget_limit - header.budget_limit / 4;
+  if (graph_->process() != kDriver || header.budget_used.load(std::memory_order_relaxed) + bytes <= most) return false;
+  uint64_t under_way = 0;
+  ProcessSet ignored{};
+  for (uint32_t i = 0; i < records_.size(); ++i)
+    if (records_[i].state == State::published && on_its_way(i, ignored)) under_way += records_[i].bytes;
+  return under_way != 0 && under_way + bytes > most;
+}
+
 Shortage Pool::look(uint64_t wanted, uint64_t began, int64_t waited_ns, uint64_t& changes) {
   const uint64_t limit = std::min(budget_->header().budget_limit, own_->file_bytes() - own_->pool_offset());
   if (block_size(wanted) > limit) return Shortage::too_large;
@@ -81,11 +92,34 @@ Shortage Pool::look(uint64_t wanted, uint64_t began, int64_t waited_ns, uint64_t
       }
     return board.can_move(graph_->process(), awake, changes) ? Shortage::passing : Shortage::circular;
   }
-  // Others may have free memory and be asked for it (trim_if_wanted); one that computes answers when it has finished.
-  const bool others = budget_->header().budget_used.load(std::memory_order_relaxed) > memory_;
-  bool computes = false;
-  for (uint32_t p = 0; p < board.rows(); ++p) computes |= p != graph_->process() && board.doing(p).kind == Activity::computing;
-  return others && waited_ns < (computes ? kOthersComputeNs : kOthersTrimNs) ? Shortage::passing : Shortage::pinned;
+  if (budget_->header().budget_used.load(std::memory_order_relaxed) <= memory_) return Shortage::pinned;
+  return waited_ns < may_return_within() ? Shortage::passing : Shortage::pinned;
+}
+
+int64_t Pool::may_return_within() const {
+  Board& board = graph_->board();
+  int64_t longest = 0;
+  for (uint32_t p = 0; p < board.rows(); ++p) {
+    if (p == graph_->process()) continue;
+    const Activity activity = board.doing(p).kind;
+    try {
+      const MappingRef peer = graph_->peer(p);
+      uint64_t held = 0;
+      const uint32_t count = std::min(peer->header().block_count.load(std::memory_order_acquire), peer->block_capacity());
+      for (uint32_t i = 0; i < count; ++i) {
+        bool any = false;
+        for (auto& word : peer->block(i).holders) any |= word.load(std::memory_order_relaxed) != 0;
+        if (any) held += peer->block(i).bytes;
+      }
+      if (peer->header().pool_committed.load(std::memory_order_relaxed) <= held) continue;  // it has nothing to return
+      // What it has it returns when it next waits: in a park slice, but who knows when a loaded machine lets it run. A driver in other code
+      // may not come back.
+      longest = std::max(longest, activity == Activity::idle && p == kDriver ? kOthersTrimNs : kOthersBusyNs);
+    } catch (const ArenaError&) {  // no neighbour: its memory cannot be seen
+      longest = std::max(longest, activity == Activity::computing ? kOthersBusyNs : kOthersTrimNs);
+    }
+  }
+  return longest;
 }
 
 void Pool::trim_if_wanted() {

@@ -157,6 +157,7 @@ def test_several_readers(workers: list[Any], gate: Gate) -> None:
     with raycomm.compile(node) as graph:
         rows = [graph.execute(value) for value in range(3)]
         assert [rows[index][1].get() for index in range(3)] == [0, 1, 2]
+        gate.wait_entered()
         names = [process.label for process in graph.plan.processes]
         shared = edge(graph, ".echo#0")
         assert shared.messages == 3

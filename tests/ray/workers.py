@@ -243,19 +243,18 @@ def vitals() -> dict[str, int]:
     loops = [thread for thread in threading.enumerate() if thread.name.startswith("raycomm:")]
     return {
         "descriptors": len(descriptors),
-        "memfds": sum("memfd:raycomm" in os.readlink(f"/proc/self/fd/{d}") for d in descriptors if _exists(d)),
+        "memfds": sum("memfd:raycomm" in _target(descriptor) for descriptor in descriptors),
         "maps": maps.count("memfd:raycomm"),
         "threads": len(os.listdir("/proc/self/task")),
         "loops": len(loops),
     }
 
 
-def _exists(descriptor: str) -> bool:
+def _target(descriptor: str) -> str:
     try:
-        os.readlink(f"/proc/self/fd/{descriptor}")
-    except OSError:
-        return False
-    return True
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:  # closed meanwhile
+        return ""
 
 
 Worker = ray.remote(num_cpus=0)(WorkerBody)
