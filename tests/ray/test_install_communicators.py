@@ -28,7 +28,9 @@ def installed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def workers(cluster: None) -> list[Any]:
-    return [TensorWorker.remote() for _ in range(2)]
+    workers = [TensorWorker.remote() for _ in range(2)]
+    ray.get([worker.make.remote((1,), torch.float16, 0) for worker in workers])  # they load torch, which may take 10 s
+    return workers
 
 
 def test_an_edge_with_a_communicator(workers: list[Any]) -> None:
