@@ -18,9 +18,9 @@ def shared_memory_error(error: _core.PoolFull, core: _core.Arena, plan: Plan, wh
     holders = Counter(own_blocks)
     for process in range(len(plan.processes)):
         if process != core.process:
-            held, blocks = _held_blocks(core, process)
+            in_use, blocks = _held_blocks(core, process)
             holders.update(blocks)
-            others -= held
+            others -= in_use
     amounts = [f"{plan.processes[process].label} {size / _MIB:.1f} MiB" for process, size in sorted(holders.items())]
     if others > 0:
         amounts.append(f"free in the pools of other processes, or out of sight, {others / _MIB:.1f} MiB")
