@@ -353,6 +353,7 @@ class CompiledGraph:
         with self._teardown.telling_if_interrupted():
             self._close_now()
             self._teardown.run(deadline, name, kill_actors=kill_actors)
+        self._discard_results()
 
     def close_at_exit(self, limit_s: float = EXIT_LIMIT_S) -> None:
         """Teardown by the interpreter's exit hook: silent, and with a short limit, since Ray ends the actors right after."""
@@ -364,6 +365,11 @@ class CompiledGraph:
         """Teardown by `ray.shutdown`, as at exit."""
         self._connection.close()
         self.close_at_exit()
+        self._discard_results()
+
+    def _discard_results(self) -> None:
+        for queue in self._order:
+            queue.discard_rest()
 
     def _close_now(self) -> None:
         """Close all channels; only stores, so it may run in a signal handler or a finalizer."""
@@ -382,6 +388,7 @@ class CompiledGraph:
             with self._teardown.telling_if_interrupted():
                 self._close_now()
                 self._teardown.leave(self.options.teardown_timeout)
+            self._discard_results()
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self.name!r}, {len(self.plan.processes) - 1} actors, {self.state}>"
