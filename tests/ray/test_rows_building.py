@@ -233,7 +233,7 @@ def test_parts_of_the_input_in_many_places(workers: list[Any]) -> None:
 @pytest.mark.parametrize("inputs", [InputNode, RayInputNode])
 @pytest.mark.parametrize("transport", ["auto", "shm"])
 @pytest.mark.parametrize("device", ["default", "cpu"])
-@pytest.mark.parametrize("promise", [{}, {"_static_shape": True}])
+@pytest.mark.parametrize("promise", [{}, {"_static_shape": True, "_direct_return": True}])
 def test_hints_without_a_gpu(workers: list[Any], inputs: Any, transport: str, device: str, promise: Any) -> None:
     with inputs() as x:
         a = workers[0].echo.bind(x) if inputs is RayInputNode else bind(workers[0].echo, x)
