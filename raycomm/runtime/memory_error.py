@@ -28,7 +28,7 @@ def shared_memory_error(error: _core.PoolFull, core: _core.Arena, plan: Plan, wh
     system = f" (the system refused: errno {errno})" if errno else ""
     return SharedMemoryError(
         f"graph {plan.name!r}: no {wanted / _MIB:.1f} MiB of shared memory for {what}{system}: {free / _MIB:.1f} MiB "
-        f"free of {limit / _MIB:.1f} MiB; blocks are held by: {held}. {_remedy(shortage, set(holders), core.process)}",
+        f"free of {limit / _MIB:.1f} MiB; blocks are held by: {held}. {_remedy(errno, shortage, set(holders), core.process)}",
         graph=plan.name,
         wanted_bytes=wanted,
         free_bytes=free,
@@ -45,7 +45,12 @@ def _held_blocks(core: _core.Arena, process: int) -> tuple[int, dict[int, int]]:
         return 0, {}
 
 
-def _remedy(shortage: int, holders: set[int], process: int) -> str:
+def _remedy(errno: int, shortage: int, holders: set[int], process: int) -> str:
+    if errno:
+        return (
+            "The budget has room, but this machine or the control group of this process has no memory left: stop what uses it, give "
+            "the control group more, or let go of received arrays and tensors"
+        )
     if shortage == _core.SHORTAGE_CIRCULAR:
         return (
             "Those who hold them wait for this process, so waiting would not help: one execution needs more than the limit. "

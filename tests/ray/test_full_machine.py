@@ -35,8 +35,16 @@ def check(error: SharedMemoryError, what: str) -> None:
     assert error.wanted_bytes is not None
     assert error.wanted_bytes >= 32 * MIB
     assert error.free_bytes is not None
-    for part in ("'full'", what, f"the system refused: errno {errno.ENOMEM}", "32.0 MiB", "free of 256.0 MiB"):
+    for part in (
+        "'full'",
+        what,
+        f"the system refused: errno {errno.ENOMEM}",
+        "32.0 MiB",
+        "free of 256.0 MiB",
+        "has no memory left",
+    ):
         assert part in str(error)
+    assert "larger shm_limit_bytes" not in str(error)
 
 
 def test_the_system_refuses_memory_for_an_input(workers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
