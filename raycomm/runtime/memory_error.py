@@ -48,8 +48,8 @@ def _held_blocks(core: _core.Arena, process: int) -> tuple[int, dict[int, int]]:
 def _remedy(errno: int, shortage: int, holders: set[int], process: int) -> str:
     if errno:
         return (
-            "The budget has room, but this machine or the control group of this process has no memory left: stop what uses it, give "
-            "the control group more, or let go of received arrays and tensors"
+            "The budget has room, but this machine or the control group of this process has no memory left: stop what uses it, "
+            "give the control group more, or let go of received arrays and tensors"
         )
     if shortage == _core.SHORTAGE_CIRCULAR:
         return (
