@@ -158,6 +158,7 @@ class Reports:
 
     def raise_native(self, error: Exception, execution: int | None, *, torn_down: bool) -> NoReturn:
         """Turn what the native part raised into an error that says what happened, where, and what to do."""
+        error.__traceback__ = None  # never shown, and whoever keeps the new error would keep its frames, with refs and values
         if isinstance(error, _core.PoolFull):
             raise shared_memory_error(error, self._arena.core, self._plan, "the input") from None
         if isinstance(error, _core.Overfull):

@@ -206,7 +206,9 @@ class Driver:
                     raise Wrong("get timed out without a limit") from error
                 limit = None
             except Exception as error:  # CapacityExceededError among them: nobody else would fetch what stands in the way
-                return error
+                # Without its traceback, which holds this frame and the caller's, where the error itself stands beside the ref:
+                # until a garbage collection the ref would count as one that somebody wants.
+                return error.with_traceback(None)
             if time.monotonic() > end:
                 raise Wrong(f"{ref!r} gave nothing in {_PATIENCE_S} s")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import time
 from typing import Any
 
@@ -176,6 +177,32 @@ def test_get_out_of_order_is_bounded_too(workers: list[Any]) -> None:
         with pytest.raises(CapacityExceededError, match="max_buffered_results"):
             refs[7].get()
         assert [ref.get() for ref in refs] == list(range(8))
+
+
+def test_an_error_that_is_kept_keeps_no_ref_once_its_traceback_is_gone(workers: list[Any]) -> None:
+    """What raised inside, and is not shown, has a traceback of its own; a ref in its frames would count as wanted."""
+
+    def failed(ref: Any) -> Exception:
+        try:
+            ref.get()
+        except Exception as error:
+            return error.with_traceback(None)
+        raise AssertionError
+
+    gc.collect()
+    gc.disable()
+    try:
+        with raycomm.compile(chain(workers[0].echo), max_inflight=8, max_buffered_results=3) as graph:
+            errors: list[Exception] = []
+            for _ in range(5):
+                refs = [graph.execute(value) for value in range(8)]
+                error = failed(refs[7])
+                assert isinstance(error, CapacityExceededError)
+                errors.append(error)
+                del refs
+            assert [graph.execute(value, timeout=PATIENCE_S).get() for value in range(9)] == list(range(9))
+    finally:
+        gc.enable()
 
 
 def test_dropped_refs_free_their_places(workers: list[Any]) -> None:
