@@ -118,8 +118,12 @@ class ValueNode(Node):
     ) -> Self:
         """Record how tensors in this value should travel; returns the node itself.
 
-        The names are checked when the graph is compiled. `_static_shape` and `_direct_return` are promises that Ray's transports
-        make use of; the transports of this version need neither.
+        Args:
+            transport: "auto", "shm", "nccl" (or "accelerator") or "gloo"; see `raycomm.graph.tensor_hint`.
+            device: "default", "cpu" or "gpu" (or "cuda"): where they lie at the reader.
+
+        The names are checked when the graph is compiled. `_static_shape` and `_direct_return` are promises that transfers between
+        devices make use of; shared memory needs neither.
         """
         self._hint = TransportHint(transport, device, _static_shape, _direct_return)
         return self
