@@ -113,6 +113,7 @@ def _planned(given: object, options: argparse.Namespace) -> Plan:
         _places(plan, options.devices),
         policy=policy,
         max_links=options.max_links,
+        hardware_queues=options.hardware_queues,
         early_receives=not options.no_overlap,
     )
 

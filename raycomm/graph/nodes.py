@@ -95,6 +95,8 @@ class ValueNode(Node):
         slots: int | None = None,
         share_tensors: bool | None = None,
         allow_pickle: bool | None = None,
+        sender_keeps: bool | None = None,
+        streams: tuple[int, int] | None = None,
         **unknown: Never,
     ) -> Self:
         """Settings of the channel of this value; see `raycomm.with_channel_options`. Returns the node itself."""
@@ -104,6 +106,8 @@ class ValueNode(Node):
             slots=slots,
             share_tensors=share_tensors,
             allow_pickle=allow_pickle,
+            sender_keeps=sender_keeps,
+            streams=streams,
             **unknown,
         )
         self._options = given.over(self._options)

@@ -18,9 +18,9 @@ from raycomm.graph.model import Graph
 from raycomm.graph.tensor_hint import TensorDevice, TensorHint, TensorTransport
 from raycomm.plan.actions import Channel, Plan
 from raycomm.plan.device_edges import place_on_device
-from raycomm.plan.lowering import channels_of
+from raycomm.plan.lowering import channels_of, value_text
 from raycomm.plan.overlap import overlap
-from raycomm.plan.placement import DRIVER
+from raycomm.plan.placement import DRIVER, Transport
 from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
 from raycomm.plan.transfer import Backend, StreamPolicy, TensorEdge
 
@@ -97,17 +97,20 @@ def on_devices(
     *,
     policy: StreamPolicy = StreamPolicy.LINK,
     max_links: int = DEFAULT_MAX_LINKS,
+    hardware_queues: int | None = None,
     early_receives: bool = True,
 ) -> Plan:
     """`plan`, which `lower` made of `graph`, with its values moving as the graph's hints ask: placed, with streams, overlapped.
 
     Only values from an actor's call to another actor can move between devices. "auto" does so where the writer and all these
     readers have a device of their own and one back end joins them, and the plan's text says why if not. What the driver reads
-    stays on shared memory. A plan of a graph without hints is returned as it is. The result is not verified.
+    stays on shared memory. A plan of a graph without hints is returned as it is. What `with_channel_options` says of
+    `sender_keeps` and `streams` is heeded. The result is not verified.
 
     Args:
         places: what each actor has, by the index of its process; an actor that is left out has nothing.
         policy: see `assign_streams`, as `max_links`.
+        hardware_queues: see `check_deadlock`; give it the same. Only early receives depend on it.
         early_receives: move receives to where they overlap with calls, see `overlap`.
 
     Raises:
@@ -117,8 +120,8 @@ def on_devices(
     placed = place_hinted(plan, graph, places)
     if not placed.links:
         return placed
-    placed = assign_streams(placed, policy, max_links=max_links)
-    return overlap(placed) if early_receives else placed
+    placed = assign_streams(placed, policy, max_links=max_links, given=_given_streams(placed, graph))
+    return overlap(placed, hardware_queues=hardware_queues) if early_receives else placed
 
 
 def place_hinted(plan: Plan, graph: Graph, places: Mapping[int, Place]) -> Plan:
@@ -142,9 +145,17 @@ def place_hinted(plan: Plan, graph: Graph, places: Mapping[int, Place]) -> Plan:
     hinted = replace(plan, channels=tuple(entries))
     if not over:
         return hinted
-    placed = place_on_device(hinted, over, backends=over)
+    keeps = [number[value] for value, options in graph.channel_options if options.sender_keeps and number.get(value) in over]
+    placed = place_on_device(hinted, over, sender_keeps=keeps, backends=over)
     known, added = placed.channels[: len(entries)], placed.channels[len(entries) :]
     return replace(placed, channels=known + tuple(map(_split_off, added)))
+
+
+def _given_streams(placed: Plan, graph: Graph) -> dict[int, tuple[int, int]]:
+    """By channel between devices, the streams that the user gave for its value. A value has a channel for each reader."""
+    given = {value_text(graph, value): options.streams for value, options in graph.channel_options if options.streams is not None}
+    between = [entry for entry in placed.channels if entry.transport is Transport.DEVICE]
+    return {entry.id: given[entry.value] for entry in between if entry.value in given}
 
 
 def _split_off(entry: Channel) -> Channel:

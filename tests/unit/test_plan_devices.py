@@ -288,6 +288,30 @@ def test_streams_follow_the_policy_and_its_limit() -> None:
     assert overlap(in_order) == planned(graph, ON_GPUS)
 
 
+def test_options_of_an_edge_reach_its_transfers() -> None:
+    """`sender_keeps` and `streams` hold for each reader of the value, and only where it moves between devices."""
+    a, b, c = actor("A"), actor("B"), actor("C")
+    first = bind(a.forward, InputNode()).with_tensor_transport("nccl")
+    first.with_channel_options(sender_keeps=True, streams=(5, 0))
+    second = bind(a.forward, first).with_channel_options(sender_keeps=True, streams=(1, 1))
+    last = MultiOutputNode([bind(b.join, first, second), bind(c.forward, first), first])
+    plan = planned(build(last), ON_GPUS)
+    assert lines(plan, "channel", "streams", "send") == [
+        'channel 0 "input" 0 -> 1',
+        'channel 1 "A.forward#0" 1 -> 2 transport device sender_keeps yes hint nccl',
+        'channel 2 "A.forward#1" 1 -> 2',
+        'channel 3 "B.join#2" 2 -> 0',
+        'channel 4 "C.forward#3" 3 -> 0',
+        'channel 5 "A.forward#0" 1 -> 3 transport device sender_keeps yes hint nccl',
+        'channel 6 "A.forward#0" 1 -> 0 hint nccl because "the driver has no device"',
+        "streams 1 link given 1, 5",
+        "streams 2 link given 1",
+        "streams 3 link given 5",
+        "send 1 from r1 on link 0 stream 5 beside",
+        "send 5 from r1 on link 1 stream 5 beside",
+    ]
+
+
 @st.composite
 def hinted_graphs(draw: st.DrawFn) -> Graph:
     """Calls of a few actors on what the driver and earlier calls gave. Each has a hint, or none; results have none that devices
@@ -303,17 +327,21 @@ def hinted_graphs(draw: st.DrawFn) -> Graph:
         at_the_driver = place == 0 or place not in used
         hint = draw(st.sampled_from([None, "auto", "shm"] if at_the_driver else [None, "auto", "shm", "nccl", "gloo"]))
         if hint is not None:
+            value.with_channel_options(
+                sender_keeps=draw(st.booleans()), streams=draw(st.sampled_from([None, (0, 0), (1, 2), (3, 3)]))
+            )
             value.with_tensor_transport(hint, draw(st.sampled_from(["default", "cpu"])) if hint in ("auto", "shm") else "default")
     return build(MultiOutputNode([value for place, value in enumerate(values) if place and place not in used]))
 
 
 @settings(max_examples=150, deadline=None)
-@given(hinted_graphs(), st.sampled_from(StreamPolicy), st.booleans(), st.integers(2, 6), st.sampled_from([None, 1, 2]))
+@given(hinted_graphs(), st.sampled_from(StreamPolicy), st.booleans(), st.integers(2, 6), st.sampled_from([None, 1, 2, 3]))
 def test_hints_change_how_values_move_and_nothing_else(
     graph: Graph, policy: StreamPolicy, early_receives: bool, max_links: int, hardware_queues: int | None
 ) -> None:
     plain = lower(graph, "hinted")
-    plan = planned(graph, ON_GPUS, policy=policy, max_links=max_links, early_receives=early_receives)
+    options = {"max_links": max_links, "hardware_queues": hardware_queues, "early_receives": early_receives}
+    plan = planned(graph, ON_GPUS, policy=policy, **options)
     verify(plan, hardware_queues=hardware_queues)  # one order of everything: no policy and no queues make a circle
     assert simulate(plan, 2).results == simulate(plain, 2).results
     for entry in plan.channels:
