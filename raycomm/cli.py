@@ -15,7 +15,7 @@ import argparse
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from raycomm.plan import (
     Missing,
     Place,
     Plan,
+    Recv,
+    Send,
     StreamPolicy,
     assign_streams,
     lower,
@@ -82,8 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--stream-policy",
         choices=[str(policy) for policy in StreamPolicy],
-        default=str(StreamPolicy.LINK),
-        help="which operations of a device share a stream",
+        help="which operations of a device share a stream; without it 'link', or the streams that a plan has",
     )
     plan.add_argument("--max-links", type=int, default=DEFAULT_MAX_LINKS, help="links of a device that get streams of their own")
     plan.add_argument("--no-overlap", action="store_true", help="leave receives in the order of the calls that they are from")
@@ -96,13 +97,15 @@ def _planned(given: object, options: argparse.Namespace) -> Plan:
     """The plan of what the file holds."""
     if options.hardware_queues is not None and options.hardware_queues < 1:
         raise _Refusal(f"--hardware-queues is {options.hardware_queues}; give at least 1")
-    policy = StreamPolicy(options.stream_policy)
+    policy = StreamPolicy(options.stream_policy or StreamPolicy.LINK)
     if isinstance(given, str):
         given = parse_plan(given)
     if isinstance(given, Plan):
         if options.devices:
             raise _Refusal("--devices is for graphs; a plan says itself what moves between devices")
-        return assign_streams(given, policy, max_links=options.max_links) if given.links else given
+        complete = all(action.stream is not None for action in _transfers(given))
+        keeps = complete and options.stream_policy is None
+        return given if keeps else assign_streams(given, policy, max_links=options.max_links)
     # Ray's nodes are read where the file uses them, and Ray is not loaded where it does not.
     adapter = raycomm._ray_dag()[0] if "ray.dag" in sys.modules else None
     graph = build(given, adapter)
@@ -116,6 +119,10 @@ def _planned(given: object, options: argparse.Namespace) -> Plan:
         hardware_queues=options.hardware_queues,
         early_receives=not options.no_overlap,
     )
+
+
+def _transfers(plan: Plan) -> Iterator[Send | Recv]:
+    return (action for actor in plan.actors for action in actor.actions if isinstance(action, (Send, Recv)))
 
 
 def _load(target: str) -> Any:

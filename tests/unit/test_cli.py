@@ -156,7 +156,18 @@ def test_a_deadlock_is_printed_action_by_action(run: Run) -> None:
         "  rank1: send 2 from r1 on link 1 stream 1 with rank0: r2 = recv 2 on link 1 stream 1",
     ]
     assert "stream policy 'link'" in lines[3]
-    assert run(exchange)[0] == 0
+    code, out, _ = run(exchange)
+    assert code == 0
+    assert "streams 1 link" in out.splitlines()
+
+
+def test_streams_that_a_plan_has_are_left_to_it(file: Path, run: Run) -> None:
+    exchange = (Path(__file__).parents[2] / "dags" / "exchange.py").read_text().partition('PLAN = """\\\n')[2].partition('"""')[0]
+    shared = "".join(f"{line} stream 7\n" if " on link " in line else f"{line}\n" for line in exchange.splitlines())
+    file.write_text(f"from raycomm.plan import parse_plan\nPLAN = parse_plan({shared!r})\n")
+    assert "stream 7" in run(f"{file}:PLAN")[1]
+    assert run(f"{file}:PLAN")[0] == DEADLOCK
+    assert run(f"{file}:PLAN", "--stream-policy", "link")[0] == 0
 
 
 def test_deadlocks_before_there_is_a_plan_and_of_channels(file: Path, run: Run) -> None:
