@@ -244,12 +244,19 @@ PyObject* Reader::read(double seconds) {
   return value;
 }
 
-bool Reader::skip(double seconds) {
-  Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
-  if (!turn) return false;
-  const bool came = wait_ready(deadline_after(seconds), ticks());
-  graph_->board().set(Activity::idle, 0, ticks());
-  if (!came) return false;
+bool Reader::discard_rest(double seconds) {
+  if (!in_its_process(*graph_)) return false;
+  switch (queue_.enter(deadline_after(seconds), [] { return false; })) {
+    case Queue::Entered::raised: return false;
+    case Queue::Entered::timed_out: return PyErr_SetNone(g_timed_out), false;
+    case Queue::Entered::yes: break;
+  }
+  const Queue::Turn turn(queue_);
+  while (ring_.ready()) discard_one();
+  return true;
+}
+
+void Reader::discard_one() {
   ring_.open(message_);
   if (decoder_.open()) {  // by a read that was interrupted; its leases hold the blocks
     decoder_.settle();
@@ -257,6 +264,15 @@ bool Reader::skip(double seconds) {
   } else {
     ring_.discard(message_);
   }
+}
+
+bool Reader::skip(double seconds) {
+  Turn turn(busy_, graph_->own().made_under(), "a channel's reading end");
+  if (!turn) return false;
+  const bool came = wait_ready(deadline_after(seconds), ticks());
+  graph_->board().set(Activity::idle, 0, ticks());
+  if (!came) return false;
+  discard_one();
   return true;
 }
 

@@ -91,6 +91,7 @@ class Reader {
   // False: Python error set.
   bool fetch(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds);
   bool skip(double seconds);                                     // takes one message without decoding it
+  bool discard_rest(double seconds);                             // lets go of what is there: nobody will read it. Any thread
   bool ready() const { return ring_.ready(); }
   uint64_t taken() const { return ring_.taken(); }
   uint64_t published() const { return ring_.published(); }
@@ -98,6 +99,7 @@ class Reader {
  private:
   bool wait_ready(int64_t deadline, uint64_t began);
   bool fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int64_t deadline);
+  void discard_one();
   bool begin_execution(uint64_t execution) const;  // false: it was cancelled
   Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;

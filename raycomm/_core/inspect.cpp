@@ -62,16 +62,17 @@ nb::dict channel_counters(const Arena& arena, uint32_t writer, uint32_t channel)
   return counters;
 }
 
-nb::dict block_holders(const Arena& arena, uint32_t process) {
+nb::tuple held_blocks(const Arena& arena, uint32_t process) {
   const MappingRef mapping = arena.graph->peer(process);
   std::map<uint32_t, uint64_t> bytes;
-  const uint32_t count = std::min(mapping->header().block_count.load(std::memory_order_acquire), mapping->block_capacity());
-  for (uint32_t i = 0; i < count; ++i)
-    for (uint32_t p = 0; p < kMaxProcesses; ++p)
-      if (mapping->block(i).holders[p / 64].load(std::memory_order_relaxed) >> (p % 64) & 1) bytes[p] += mapping->block(i).bytes;
+  uint64_t total = 0;
+  each_held(*mapping, [&](const HeldBlock& block) {
+    total += block.bytes;
+    block.each_holder([&](uint32_t p) { bytes[p] += block.bytes; });
+  });
   nb::dict holders;
   for (const auto& [p, held] : bytes) holders[nb::int_(p)] = held;
-  return holders;
+  return nb::make_tuple(total, holders);
 }
 
 nb::dict layout() {

@@ -15,8 +15,8 @@ nb::list records(const Arena& arena, uint32_t process, size_t last);
 // (calls, seconds in all, seconds of the longest) by place in the process's list of actions.
 nb::list node_counters(const Arena& arena, uint32_t process);
 nb::dict channel_counters(const Arena& arena, uint32_t writer, uint32_t channel);
-// Bytes of a process's blocks by who holds them, as its block table in shared memory says.
-nb::dict block_holders(const Arena& arena, uint32_t process);
+// Bytes of a process's blocks that somebody holds, and a dict of them by holder: a block may have several.
+nb::tuple held_blocks(const Arena& arena, uint32_t process);
 nb::dict layout();  // sizes and offsets in bytes, by name
 
 }  // namespace raycomm

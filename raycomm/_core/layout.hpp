@@ -73,6 +73,8 @@
 //   taken[r]                 reader r                 after the message was decoded or failed to decode
 //   block holders, count     writer sets              before publishing
 //                            reader process clears    its own bit, when its last view dies
+//   block given_back         reader process           before it clears the last bit, once the graph has ended
+//                            writer                   clears it when it learns of that
 //   free_stack               any reader process       pushes a block whose last bit it cleared
 //                            writer                   takes the whole stack at once (so there is no ABA)
 //   closed                   any process              once, 0 -> reason
@@ -88,7 +90,7 @@
 namespace raycomm {
 
 inline constexpr uint64_t kMagic = 0x314d4d4f43594152ull;
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 inline constexpr size_t kLine = 64;
 inline constexpr uint32_t kInline = 0xffffffffu;
 inline constexpr uint32_t kNoWaker = 0xffffffffu;
@@ -208,7 +210,7 @@ struct alignas(kLine) BlockHeader {
   std::atomic<uint32_t> count;                  // bits set; who clears the last one pushes the block on free_stack
   std::atomic<uint32_t> generation;
   std::atomic<uint32_t> next_free;
-  uint32_t reserved;
+  std::atomic<uint32_t> given_back;             // 1: whoever let go of it last gave its memory back to the system, for the graph had ended
   uint64_t offset;  // of the bytes, from the start of the arena
   uint64_t bytes;
 };

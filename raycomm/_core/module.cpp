@@ -170,7 +170,7 @@ NB_MODULE(_core, m) {
       .def("records", &records, "process"_a, "last"_a)
       .def("node_counters", &node_counters, "process"_a)
       .def("channel_counters", &channel_counters, "writer"_a, "channel"_a)
-      .def("block_holders", &block_holders, "process"_a)
+      .def("held_blocks", &held_blocks, "process"_a)
       .def("committed", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().pool_committed.load(std::memory_order_relaxed); },
            "process"_a)
       .def("rest", [](const Arena& a) { a.graph->board().set(Activity::idle, 0, ticks()); })
@@ -275,6 +275,7 @@ NB_MODULE(_core, m) {
         check(r.fetch(ref.ptr(), results.ptr(), unwanted.ptr(), index, limit, timeout));
       }, "ref"_a.none(), "results"_a, "unwanted"_a, "index"_a, "limit"_a, "timeout"_a)
       .def("skip", [](Reader& r, double timeout) { check(r.skip(timeout)); }, "timeout"_a = -1.0)
+      .def("discard_rest", [](Reader& r, double timeout) { check(r.discard_rest(timeout)); }, "timeout"_a)
       .def_prop_ro("ready", &Reader::ready)
       .def_prop_ro("published", &Reader::published)
       .def_prop_ro("taken", &Reader::taken);

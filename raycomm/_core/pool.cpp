@@ -1,6 +1,7 @@
 #include "pool.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +35,14 @@ bool cgroups_have(const std::vector<MemoryLimit>& limits, uint64_t bytes) {
 
 void Pool::make_free(uint32_t index) {
   Entry& entry = records_[index];
+  BlockHeader& block = own_->block(index);
+  if (entry.state == State::published) out_bytes_ -= entry.bytes;
+  if (!entry.hole && block.given_back.load(std::memory_order_relaxed) != 0) {  // ordered by let-go; counted in pool_committed already
+    block.given_back.store(0, std::memory_order_relaxed);
+    entry.hole = true;
+    memory_ -= entry.bytes;
+    budget_->header().budget_used.fetch_sub(entry.bytes, std::memory_order_relaxed);
+  }
   entry.state = State::free;
   (entry.hole ? holes_ : free_)[entry.bytes].push_back(index);
   if (!entry.hole) free_bytes_ += entry.bytes;
@@ -46,21 +55,20 @@ void Pool::collect() {
   // Bounded and checked: a reader killed in the middle of a push, or a mad one, may leave a loop or a wild index here.
   for (size_t steps = 0; entry != 0 && entry <= records_.size() && steps <= records_.size(); ++steps) {
     const uint32_t index = static_cast<uint32_t>(entry - 1);
-    BlockHeader& block = own_->block(index);
-    entry = block.next_free.load(std::memory_order_relaxed);
-    bool held = false;
-    for (auto& word : block.holders) held |= word.load(std::memory_order_acquire) != 0;  // ORDER let-go: pairs with fetch_and in let_go
-    if (records_[index].state == State::published && !held) make_free(index);
+    entry = own_->block(index).next_free.load(std::memory_order_relaxed);
+    if (records_[index].state == State::published && !held(index)) make_free(index);
   }
 }
 
 void Pool::scan() {
-  for (uint32_t index = 0; index < records_.size(); ++index) {
-    if (records_[index].state != State::published) continue;
-    bool held = false;
-    for (auto& word : own_->block(index).holders) held |= word.load(std::memory_order_acquire) != 0;  // ORDER let-go, as in collect
-    if (!held) make_free(index);
-  }
+  for (uint32_t index = 0; index < records_.size(); ++index)
+    if (records_[index].state == State::published && !held(index)) make_free(index);
+}
+
+bool Pool::held(uint32_t index) const {
+  bool any = false;
+  for (auto& word : own_->block(index).holders) any |= word.load(std::memory_order_acquire) != 0;  // ORDER let-go: pairs with fetch_and in let_go
+  return any;
 }
 
 bool Pool::take_free(uint64_t bytes, uint64_t at_most, uint32_t& index) {
@@ -189,7 +197,7 @@ bool Pool::commit(uint64_t needed, int& error) {
 
 void Pool::count_committed(int64_t change) {
   memory_ = static_cast<uint64_t>(static_cast<int64_t>(memory_) + change);
-  own_->header().pool_committed.store(memory_, std::memory_order_relaxed);
+  own_->header().pool_committed.fetch_add(static_cast<uint64_t>(change), std::memory_order_relaxed);  // others count there too, see let_go
 }
 
 bool Pool::new_number(uint32_t& index, int& error) {
@@ -272,6 +280,7 @@ void Pool::publish(uint32_t index, const HolderSet& holders, uint32_t route, uin
   block.count.store(holders.count, std::memory_order_relaxed);
   for (uint32_t w = 0; w < kHolderWords; ++w) block.holders[w].store(holders.words[w], std::memory_order_relaxed);
   entry.state = State::published;  // ORDER publish: made visible by the release store of the ring's cursor
+  out_bytes_ += entry.bytes;
 }
 
 Lease* Pool::lend(uint64_t bytes, unsigned char*& data) {
@@ -283,6 +292,7 @@ Lease* Pool::lend(uint64_t bytes, unsigned char*& data) {
   block.count.store(self.count, std::memory_order_relaxed);
   for (uint32_t w = 0; w < kHolderWords; ++w) block.holders[w].store(self.words[w], std::memory_order_relaxed);
   records_[index].state = State::published;
+  out_bytes_ += records_[index].bytes;
   data = own_->at(records_[index].offset);
   lent_[data] = {index, bytes};
   return new Lease(own_, index, graph_->process());
@@ -309,18 +319,38 @@ void Pool::unclaim(uint32_t index, uint64_t bytes) {
 
 uint64_t Pool::in_use() {
   const std::lock_guard lock(mutex_);
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < records_.size(); ++i) {
-    bool held = records_[i].state == State::filling;
-    for (auto& word : own_->block(i).holders) held |= word.load(std::memory_order_relaxed) != 0;
-    if (held) bytes += records_[i].bytes;
-  }
+  uint64_t bytes = held_bytes(*own_);
+  for (const Entry& entry : records_)
+    if (entry.state == State::filling) bytes += entry.bytes;
   return bytes;
 }
+
+uint64_t held_bytes(const Mapping& mapping) {
+  uint64_t bytes = 0;
+  each_held(mapping, [&](const HeldBlock& block) { bytes += block.bytes; });
+  return bytes;
+}
+
+namespace {
+
+// Gives the memory of a block that only `process` holds, and no longer reads, back to the system. While it holds it nobody else changes it, so
+// this can destroy nothing; where two let go at the same moment neither does it, and the memory goes with the last mapping.
+void give_memory_back(Mapping& mapping, BlockHeader& block, uint32_t process) {
+  for (uint32_t w = 0; w < kHolderWords; ++w)
+    if (block.holders[w].load(std::memory_order_acquire) != (w == process / 64 ? 1ull << (process % 64) : 0)) return;
+  const uint64_t offset = block.offset, bytes = block.bytes;  // private copies, checked: whole pages of the pool
+  if (offset < mapping.pool_offset() || offset > mapping.file_bytes() || bytes > mapping.file_bytes() - offset || (offset | bytes) % kSmallestBlock != 0) return;
+  if (madvise(mapping.at(offset), bytes, MADV_REMOVE) != 0) return;  // through the mapping: the descriptors of peers' arenas are not kept
+  block.given_back.store(1, std::memory_order_relaxed);  // ORDER let-go
+  mapping.header().pool_committed.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+}  // namespace
 
 void let_go(Mapping& mapping, uint32_t index, uint32_t process) {
   BlockHeader& block = mapping.block(index);
   const uint64_t bit = 1ull << (process % 64);
+  if (mapping.header().closed.load(std::memory_order_relaxed) != 0) give_memory_back(mapping, block, process);
   // ORDER let-go: release, so that the owner (collect, acquire) writes the block again only after our last read of it.
   if ((block.holders[process / 64].fetch_and(~bit, std::memory_order_acq_rel) & bit) == 0) return;
   if (block.count.fetch_sub(1, std::memory_order_acq_rel) != 1) return;

@@ -20,6 +20,35 @@
 
 namespace raycomm {
 
+// A block of a process's table that somebody holds, as shared memory tells. What its owner fills and has not sent is in nobody's hands.
+struct HeldBlock {
+  uint32_t index;
+  uint64_t bytes;
+  std::array<uint64_t, kHolderWords> holders;
+
+  template <class Visit>
+  void each_holder(const Visit& visit) const {
+    for (uint32_t w = 0; w < kHolderWords; ++w)
+      for (uint64_t bits = holders[w]; bits != 0; bits &= bits - 1) visit(64 * w + static_cast<uint32_t>(std::countr_zero(bits)));
+  }
+};
+
+// For reports: a moment later it may be otherwise.
+template <class Visit>
+void each_held(const Mapping& mapping, const Visit& visit) {
+  const uint32_t count = std::min(mapping.header().block_count.load(std::memory_order_acquire), mapping.block_capacity());
+  for (uint32_t i = 0; i < count; ++i) {
+    const BlockHeader& block = mapping.block(i);
+    HeldBlock held{i, block.bytes, {}};
+    uint64_t any = 0;
+    for (uint32_t w = 0; w < kHolderWords; ++w) any |= held.holders[w] = block.holders[w].load(std::memory_order_relaxed);
+    if (any != 0) visit(held);
+  }
+}
+
+// Bytes of its blocks that somebody holds.
+uint64_t held_bytes(const Mapping& mapping);
+
 // One process's hold on one received block. Freed by any thread, without the GIL, even at interpreter exit.
 class Lease {
  public:
@@ -145,6 +174,7 @@ class Pool {
   bool fill(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);  // the same, with what reserve() has got
   void trim_locked();
   void make_free(uint32_t index);
+  bool held(uint32_t index) const;  // by anybody; if not, all reads of it are over
 
   std::shared_ptr<const Neighbourhood> graph_;
   MappingRef own_, budget_;
@@ -173,10 +203,12 @@ class Pool {
   uint64_t committed_ = 0;  // the beginning of the pool up to here has been given memory once; holes may have lost theirs
   uint64_t memory_ = 0;     // bytes that have memory now
   uint64_t free_bytes_ = 0; // in free blocks that have memory
+  uint64_t out_bytes_ = 0;  // in published blocks, as far as is known: some may be free already
   int64_t trimmed_ns_ = 0;  // the last trim, on the clock of budget_wanted_ns
 };
 
 // Clears `process`'s bit on a block; whoever clears the last bit pushes the block on its owner's free stack. Idempotent.
+// Once the graph has ended its memory goes back to the system at once: its owner may have left, and others may map it for long.
 void let_go(Mapping& mapping, uint32_t index, uint32_t process);
 
 }  // namespace raycomm

@@ -63,6 +63,7 @@ bool Pool::holds_back(uint64_t bytes) const {
   const ArenaHeader& header = budget_->header();
   const uint64_t most = header.budget_limit - header.budget_limit / 4;
   if (graph_->process() != kDriver || header.budget_used.load(std::memory_order_relaxed) + bytes <= most) return false;
+  if (out_bytes_ + bytes <= most) return false;  // which spares looking at every block
   uint64_t under_way = 0;
   ProcessSet ignored{};
   for (uint32_t i = 0; i < records_.size(); ++i)
@@ -104,14 +105,7 @@ int64_t Pool::may_return_within() const {
     const Activity activity = board.doing(p).kind;
     try {
       const MappingRef peer = graph_->peer(p);
-      uint64_t held = 0;
-      const uint32_t count = std::min(peer->header().block_count.load(std::memory_order_acquire), peer->block_capacity());
-      for (uint32_t i = 0; i < count; ++i) {
-        bool any = false;
-        for (auto& word : peer->block(i).holders) any |= word.load(std::memory_order_relaxed) != 0;
-        if (any) held += peer->block(i).bytes;
-      }
-      if (peer->header().pool_committed.load(std::memory_order_relaxed) <= held) continue;  // it has nothing to return
+      if (peer->header().pool_committed.load(std::memory_order_relaxed) <= held_bytes(*peer)) continue;  // it has nothing to return
       // What it has it returns when it next waits: in a park slice, but who knows when a loaded machine lets it run. A driver in other code
       // may not come back.
       longest = std::max(longest, activity == Activity::idle && p == kDriver ? kOthersTrimNs : kOthersBusyNs);
@@ -154,10 +148,7 @@ void Pool::trim_locked() {
 
 std::vector<std::pair<uint32_t, uint64_t>> Pool::holders() {
   std::map<uint32_t, uint64_t> holders;
-  for (uint32_t i = 0; i < records_.size(); ++i)
-    for (uint32_t w = 0; w < kHolderWords; ++w)
-      for (uint64_t bits = own_->block(i).holders[w].load(std::memory_order_relaxed); bits != 0; bits &= bits - 1)
-        holders[64 * w + static_cast<uint32_t>(std::countr_zero(bits))] += records_[i].bytes;
+  each_held(*own_, [&](const HeldBlock& block) { block.each_holder([&](uint32_t process) { holders[process] += block.bytes; }); });
   return {holders.begin(), holders.end()};
 }
 

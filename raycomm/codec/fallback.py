@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PROTOCOL: Final = 5
 _WALK_LIMIT: Final = 64  # levels below the value that the search for an unpicklable member goes
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_CONTAINERS: Final = frozenset({dict, list, tuple, set, frozenset})
 REMEDY: Final = "Leave it out of what is sent, or say with __reduce__ or __getstate__ on its class how to pickle it."
 
 
@@ -67,18 +68,16 @@ def loads(body: Buffer, buffers: Sequence[memoryview]) -> object:
 
 def explain(value: object, path: str, error: BaseException) -> SerializationError:
     """The error for a value that cannot be pickled, naming its smallest member that cannot."""
-    offender = value
+    offender, refusal = value, None
     if not isinstance(error, (RecursionError, MemoryError)):  # those have no single member to blame
         try:
-            offender, path = _smallest_offender(value, path)
+            offender, path, refusal = _smallest_offender(value, path)
         except (RecursionError, MemoryError):
             pass
     name = type_name(offender)
-    if isinstance(error, SerializationError):
-        return SerializationError(f"cannot send {path} ({name}): {error}", path=path, type_name=name)
-    refusal = _refusal(offender)
-    if refusal is not None:
-        return SerializationError(f"cannot send {path} ({name}): {refusal}", path=path, type_name=name)
+    said = error if isinstance(error, SerializationError) else refusal
+    if said is not None:
+        return SerializationError(f"cannot send {path} ({name}): {said}", path=path, type_name=name)
     reason = f"{type(error).__name__}: {_text(error)}"
     return SerializationError(
         f"cannot send {path} ({name}), it cannot be pickled ({reason}). {REMEDY}", path=path, type_name=name
@@ -168,17 +167,19 @@ def set_attributes(value: object, attributes: dict[str, object]) -> None:
     vars(value).update(attributes)
 
 
-def _smallest_offender(value: object, path: str) -> tuple[object, str]:
+def _smallest_offender(value: object, path: str) -> tuple[object, str, str | None]:
+    """The innermost member that cannot be pickled, where it is, and what its class says of that."""
     seen = {id(value)}
     for _ in range(_WALK_LIMIT):
-        for member, step in _members(value):
+        reduced = _reduced(value)
+        for member, step in _members(value, reduced):
             if id(member) not in seen and type(member) not in _SCALARS and not _can_pickle(member):
                 seen.add(id(member))
                 value, path = member, path + step
                 break
         else:
-            break
-    return value, path
+            return value, path, _refusal(value, reduced)
+    return value, path, None
 
 
 def _can_pickle(value: object) -> bool:
@@ -189,8 +190,21 @@ def _can_pickle(value: object) -> bool:
     return True
 
 
-def _members(value: object) -> Iterator[tuple[object, str]]:
-    """What pickling `value` would pickle next, and how it is reached."""
+def _reduced(value: object) -> object:
+    """What pickle is told to pickle in place of `value`, or the exception that its reducer raises; None where pickle asks none.
+
+    Asked once for each object on the way: a reducer may do more than to answer.
+    """
+    if type(value) in _CONTAINERS or isinstance(value, type):
+        return None
+    try:
+        return value.__reduce_ex__(_PROTOCOL)
+    except Exception as error:
+        return error
+
+
+def _members(value: object, reduced: object) -> Iterator[tuple[object, str]]:
+    """What pickling `value`, whose reducer gave `reduced`, would pickle next, and how it is reached."""
     if isinstance(value, dict):
         for key, item in list(value.items()):
             yield item, f"[{key_text(key)}]"
@@ -201,26 +215,20 @@ def _members(value: object) -> Iterator[tuple[object, str]]:
     elif isinstance(value, (set, frozenset)):
         for item in list(value):
             yield item, ".<member>"
-    if type(value) in (dict, list, tuple, set, frozenset) or isinstance(value, type):
+    if reduced is None:
         return
     if callable(value) and hasattr(value, "__closure__"):
         names = value.__code__.co_freevars if hasattr(value, "__code__") else ()
         for name, cell in zip(names, value.__closure__ or (), strict=False):
             yield _cell_contents(cell), f".<closure {name}>"
-    yield from _reduced_members(value)
-
-
-def _reduced_members(value: object) -> Iterator[tuple[object, str]]:
-    try:
-        reduced = value.__reduce_ex__(_PROTOCOL)
-    except Exception as error:
-        if _reduces_itself(value) and _raised_on_purpose(error):
-            return  # it is refused as a whole, and its class says why
-        # No reducer: a lock, a socket; or one of slots without __getstate__. Its attributes are all there is to look at.
+    if isinstance(reduced, tuple):
+        yield from _reduced_members(value, reduced)
+    elif isinstance(reduced, Exception) and not (_reduces_itself(value) and _raised_on_purpose(reduced)):
+        # Not refused as a whole: a lock, a socket; or one of slots without __getstate__. Its attributes are all there is.
         yield from ((item, f".{name}") for name, item in _attributes(value))
-        return
-    if not isinstance(reduced, tuple):
-        return
+
+
+def _reduced_members(value: object, reduced: tuple[Any, ...]) -> Iterator[tuple[object, str]]:
     # The state is what is pickled, which __getstate__ may have chosen.
     states = reduced[2] if len(reduced) > 2 else None
     for state in states if isinstance(states, tuple) else (states,):
@@ -242,17 +250,11 @@ def _reduces_itself(value: object) -> bool:
     return kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
 
 
-def _refusal(value: object) -> str | None:
+def _refusal(value: object, reduced: object) -> str | None:
     """What the class of `value` itself says of not being pickled; None where it says nothing, or another error came of it."""
-    if not _reduces_itself(value):
+    if not isinstance(reduced, (TypeError, ValueError, pickle.PicklingError)):
         return None
-    try:
-        value.__reduce_ex__(_PROTOCOL)
-    except (TypeError, ValueError, pickle.PicklingError) as error:
-        return _text(error).rstrip(".") or None if _raised_on_purpose(error) else None
-    except Exception:
-        return None
-    return None
+    return _text(reduced).rstrip(".") or None if _reduces_itself(value) and _raised_on_purpose(reduced) else None
 
 
 def _raised_on_purpose(error: BaseException) -> bool:

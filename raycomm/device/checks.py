@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from raycomm.device.base import Shape, Tensor, shape_text
+from raycomm.device.base import OwnStream, Shape, Tensor, shape_text
 from raycomm.device.communicator import Communicator
 from raycomm.errors import CommunicatorError, TensorMismatchError, WrongDeviceError
 
@@ -30,6 +30,18 @@ def check_peer(communicator: Communicator, peer: int) -> None:
     if not 0 <= peer < communicator.size or peer == communicator.rank:
         others = ", ".join(str(rank) for rank in range(communicator.size) if rank != communicator.rank)
         raise CommunicatorError(f"{who(communicator)} has no peer {peer}; its peers are {others}", **about(communicator, peer))
+
+
+def check_stream(communicator: Communicator, stream: OwnStream, peer: int | None) -> None:
+    """Refuse a stream of another device.
+
+    Raises:
+        WrongDeviceError
+    """
+    if stream.device is not communicator.device:
+        expected, given = f"a stream of {communicator.device}", str(stream)
+        text = f"{who(communicator)} launches on streams of its device, was given {given}"
+        raise WrongDeviceError(text, expected=expected, given=given, **about(communicator, peer))
 
 
 def check_tensor(communicator: Communicator, tensor: Tensor, peer: int | None = None) -> None:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 
 from raycomm.device.base import OwnStream, Shape, shape_text
-from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_tensor, who
+from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_stream, check_tensor, who
 from raycomm.device.combining import combine
 from raycomm.device.communicator import Received, Use, chosen_stream
 from raycomm.device.cpu import CpuDevice, CpuEvent, CpuStream
@@ -35,7 +35,6 @@ from raycomm.errors import (
     PeerDiedError,
     RankMissingError,
     TensorMismatchError,
-    WrongDeviceError,
 )
 
 dist: Any = torch.distributed  # Its type stubs leave out most of what is used here.
@@ -222,14 +221,11 @@ class GlooCommunicator:
         peer: int | None,
     ) -> CpuEvent:
         """Put `work` into the stream, after what was launched before it on this communicator."""
+        on: CpuStream = chosen_stream(self, use, self._own) if stream is None else stream
+        check_stream(self, on, peer)
         if self._group is None:
             self.warm_up(_SETUP_S)
         self.poll()
-        on: CpuStream = chosen_stream(self, use, self._own) if stream is None else stream
-        if on.device is not self.device:
-            expected, given = f"a stream of {self.device}", str(on)
-            text = f"{who(self)} launches on streams of its device, was given {given}"
-            raise WrongDeviceError(text, expected=expected, given=given, **about(self, peer))
         before = self._last
 
         def turn() -> None:

@@ -94,6 +94,7 @@ class GraphStats:
 def graph_stats(plan: Plan, arena: ShmArena) -> GraphStats:
     """The counters of one graph, seen from its driver."""
     core = arena.core
+    committed = {process.index: core.committed(process.index) for process in plan.processes}
     return GraphStats(
         graph=plan.name,
         edges=tuple(_edge(plan, arena, channel) for channel in range(len(plan.channels))),
@@ -101,12 +102,13 @@ def graph_stats(plan: Plan, arena: ShmArena) -> GraphStats:
         pools=tuple(
             PoolStats(
                 process.label,
-                core.committed(process.index),
-                {_label(plan, holder): size for holder, size in core.block_holders(process.index).items()},
+                committed[process.index],
+                {_label(plan, holder): size for holder, size in core.held_blocks(process.index)[1].items()},
             )
             for process in plan.processes
         ),
-        budget_used=core.budget_used,
+        # Once it has ended nobody counts there any more what goes back to the system.
+        budget_used=sum(committed.values()) if arena.closed[0] else core.budget_used,
         budget_limit=arena.limit_bytes,
     )
 

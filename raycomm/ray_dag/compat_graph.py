@@ -252,17 +252,19 @@ class CompatGraph:
             # Not in a signal handler that has struck the first one: it would wait for itself.
             if self._teardown_by != threading.get_ident():
                 self._teardown_over.wait(limit)
-            self._kill(kill_actors)
+            if kill_actors:
+                self._kill_all()
             return
         try:
             if not self.graph.is_teardown:  # by the interpreter's exit, which has waited
                 self.graph.teardown(limit, kill_actors=kill_actors)
-            self._kill(kill_actors)
+            if kill_actors:
+                self._kill_all()
         finally:
             self._teardown_over.set()
 
-    def _kill(self, kill_actors: bool) -> None:
-        for handle in self._nodes.handles if kill_actors else ():
+    def _kill_all(self) -> None:
+        for handle in self._nodes.handles:
             logger.info("graph %r: killing actor %s", self.graph.name, handle)
             ray.kill(handle)
 

@@ -217,6 +217,8 @@ class CompiledGraph:
 
         try:
             return await self._waker.until(
+                line,
+                place.number,
                 lambda: attempt() if line.is_next(place) else None,
                 lambda: line.is_next(place) and self._has_room(),
                 limit,
@@ -258,6 +260,8 @@ class CompiledGraph:
             return
         limit = self.options.get_timeout
         await self._waker.until(
+            queue,
+            index,
             lambda: queue.try_take(ref) or None,
             lambda: ref._value is not PENDING or queue.has(index),
             limit,
@@ -353,6 +357,7 @@ class CompiledGraph:
         with self._teardown.telling_if_interrupted():
             self._close_now()
             self._teardown.run(deadline, name, kill_actors=kill_actors)
+        self._discard_results()
 
     def close_at_exit(self, limit_s: float = EXIT_LIMIT_S) -> None:
         """Teardown by the interpreter's exit hook: silent, and with a short limit, since Ray ends the actors right after."""
@@ -364,6 +369,11 @@ class CompiledGraph:
         """Teardown by `ray.shutdown`, as at exit."""
         self._connection.close()
         self.close_at_exit()
+        self._discard_results()
+
+    def _discard_results(self) -> None:
+        for queue in self._order:
+            queue.discard_rest()
 
     def _close_now(self) -> None:
         """Close all channels; only stores, so it may run in a signal handler or a finalizer."""
@@ -382,6 +392,7 @@ class CompiledGraph:
             with self._teardown.telling_if_interrupted():
                 self._close_now()
                 self._teardown.leave(self.options.teardown_timeout)
+            self._discard_results()
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self.name!r}, {len(self.plan.processes) - 1} actors, {self.state}>"

@@ -18,9 +18,9 @@ def shared_memory_error(error: _core.PoolFull, core: _core.Arena, plan: Plan, wh
     holders = Counter(own_blocks)
     for process in range(len(plan.processes)):
         if process != core.process:
-            blocks = _blocks_of(core, process)
+            in_use, blocks = _held_blocks(core, process)
             holders.update(blocks)
-            others -= min(sum(blocks.values()), _committed(core, process))  # one block may have several holders
+            others -= in_use
     amounts = [f"{plan.processes[process].label} {size / _MIB:.1f} MiB" for process, size in sorted(holders.items())]
     if others > 0:
         amounts.append(f"free in the pools of other processes, or out of sight, {others / _MIB:.1f} MiB")
@@ -28,7 +28,7 @@ def shared_memory_error(error: _core.PoolFull, core: _core.Arena, plan: Plan, wh
     system = f" (the system refused: errno {errno})" if errno else ""
     return SharedMemoryError(
         f"graph {plan.name!r}: no {wanted / _MIB:.1f} MiB of shared memory for {what}{system}: {free / _MIB:.1f} MiB "
-        f"free of {limit / _MIB:.1f} MiB; blocks are held by: {held}. {_remedy(shortage, set(holders), core.process)}",
+        f"free of {limit / _MIB:.1f} MiB; blocks are held by: {held}. {_remedy(errno, shortage, set(holders), core.process)}",
         graph=plan.name,
         wanted_bytes=wanted,
         free_bytes=free,
@@ -37,22 +37,20 @@ def shared_memory_error(error: _core.PoolFull, core: _core.Arena, plan: Plan, wh
     )
 
 
-def _blocks_of(core: _core.Arena, process: int) -> dict[int, int]:
-    """Who holds how many bytes of a process's blocks; nothing if this process does not know its memory."""
+def _held_blocks(core: _core.Arena, process: int) -> tuple[int, dict[int, int]]:
+    """Bytes of a process's blocks in use, and by holder; nothing if this process does not know its memory."""
     try:
-        return core.block_holders(process)
+        return core.held_blocks(process)
     except _core.ArenaError:
-        return {}
+        return 0, {}
 
 
-def _committed(core: _core.Arena, process: int) -> int:
-    try:
-        return core.committed(process)
-    except _core.ArenaError:
-        return 0
-
-
-def _remedy(shortage: int, holders: set[int], process: int) -> str:
+def _remedy(errno: int, shortage: int, holders: set[int], process: int) -> str:
+    if errno:
+        return (
+            "The budget has room, but this machine or the control group of this process has no memory left: stop what uses it, "
+            "give the control group more, or let go of received arrays and tensors"
+        )
     if shortage == _core.SHORTAGE_CIRCULAR:
         return (
             "Those who hold them wait for this process, so waiting would not help: one execution needs more than the limit. "

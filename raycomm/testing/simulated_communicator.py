@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_tensor, who
+from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_stream, check_tensor, who
 from raycomm.device.communicator import Received, Use, chosen_stream
-from raycomm.errors import RankMissingError, TensorMismatchError, WrongDeviceError
+from raycomm.errors import RankMissingError, TensorMismatchError
 from raycomm.testing.simulated_device import Device, Stream
 from raycomm.testing.simulated_group import Group
 from raycomm.testing.simulated_operations import Event
@@ -55,8 +55,9 @@ class SimulatedCommunicator:
 
     def send(self, tensor: Any, peer: int, *, stream: Stream | None = None) -> Event:
         """Launch a send. See the interface."""
-        on = self._ready(Use.SEND, stream, peer)
+        check_peer(self, peer)
         check_tensor(self, tensor, peer)
+        on = self._ready(Use.SEND, stream, peer)
         sent = self._group.post_send(self.rank, peer, tensor, on)
         tensor.record_stream(on)
         return sent
@@ -65,11 +66,12 @@ class SimulatedCommunicator:
         self, shape: tuple[int, ...], dtype: Any, peer: int, *, stream: Stream | None = None, into: Any | None = None
     ) -> Received:
         """Launch a receive. See the interface."""
+        check_peer(self, peer)
+        if into is not None:
+            check_buffer(self, into, shape, dtype, peer)
         on = self._ready(Use.RECV, stream, peer)
         if into is None:
             into = self.device.allocate(tuple(shape), dtype, on, f"value from rank {peer}")
-        else:
-            check_buffer(self, into, shape, dtype, peer)
         event = self._group.post_recv(self.rank, peer, into, on)
         into.record_stream(on)
         return Received(into, event)
@@ -115,8 +117,8 @@ class SimulatedCommunicator:
         op: str | None = None,
         root: int | None = None,
     ) -> Received:
-        on = self._ready(Use.COLLECTIVE, stream, None)
         check_tensor(self, tensor)
+        on = self._ready(Use.COLLECTIVE, stream, None)
         out = self.device.allocate(shape, tensor.dtype, on, f"result of {kind}")
         event = self._group.post_collective(kind, self.rank, tensor, out, on, op, root)
         tensor.record_stream(on)
@@ -124,14 +126,9 @@ class SimulatedCommunicator:
 
     def _ready(self, use: Use, stream: Stream | None, peer: int | None) -> Stream:
         """The stream to launch on, once the communicator can be used."""
-        if peer is not None:
-            check_peer(self, peer)
-        self.poll()
         on: Stream = chosen_stream(self, use, self._own) if stream is None else stream
-        if on.device is not self.device:
-            expected, given = f"a stream of {self.device}", str(on)
-            text = f"{who(self)} launches on streams of its device, was given {given}"
-            raise WrongDeviceError(text, expected=expected, given=given, **about(self, peer))
+        check_stream(self, on, peer)
+        self.poll()
         self._meeting.come(self.rank, None)
         self.poll()
         return on

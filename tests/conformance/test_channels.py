@@ -22,7 +22,7 @@ HEAD = 64  # of a message with one array: table and payload take less than this
 
 
 @kinds
-@pytest.mark.parametrize("slots", [2, 4, 8, 16])
+@pytest.mark.parametrize("slots", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("slow", ["nobody", "writer", "readers"])
 def test_first_in_first_out(net_of: Nets, kind: str, slots: int, slow: str, seed: int) -> None:
     count = 1500

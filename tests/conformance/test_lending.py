@@ -94,13 +94,13 @@ def pair() -> Iterator[Pair]:
 def test_a_whole_one_is_sent_as_it_is(pair: Pair) -> None:
     array = pair.lend()
     assert pair.in_use == SIZE
-    assert pair.core.block_holders(0) == {0: SIZE}
+    assert pair.core.held_blocks(0) == (SIZE, {0: SIZE})
     received = pair.send(array)
     assert same_memory(array, received)
     assert pair.in_use == SIZE
-    assert pair.core.block_holders(0) == {0: SIZE, 1: SIZE}
+    assert pair.core.held_blocks(0) == (SIZE, {0: SIZE, 1: SIZE})
     del array
-    assert pair.core.block_holders(0) == {1: SIZE}
+    assert pair.core.held_blocks(0) == (SIZE, {1: SIZE})
     assert (received == 1).all()
     assert pair.in_use == SIZE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import threading
 import time
@@ -187,6 +188,15 @@ def shm_kib() -> int:
             elif inside and line.startswith("Rss:"):
                 total += int(line.split()[1])
     return total
+
+
+def reducers(_: Any = None) -> set[str]:
+    """The types for which this process has been given a way to pickle them, besides their own."""
+    import torch  # brings some of its own
+
+    assert torch
+    tables: list[Any] = [copyreg.dispatch_table, ray.cloudpickle.CloudPickler.dispatch]
+    return {f"{kind.__module__}.{kind.__qualname__}" for table in tables for kind in table}
 
 
 Odd = ray.remote(num_cpus=0)(OddBody)

@@ -221,6 +221,7 @@ def test_no_memory_for_the_exchange(ranks: list[Any]) -> None:
 def test_nodes_of_ray(ranks: list[Any]) -> None:
     """Ray's own collectives, by their default and on Ray's CPU communicator, mixed with ours and with raycomm's nodes."""
     some = ranks[:2]
+    named = ray.util.list_named_actors(all_namespaces=True)
     with RayInputNode() as x:
         values = [rank.tensor.bind(x) for rank in some]
         pairs = [rank.two.bind(x) for rank in some]
@@ -240,6 +241,7 @@ def test_nodes_of_ray(ranks: list[Any]) -> None:
             assert torch.equal(got[2], torch.full((2, 2), number + 1.0))
             assert torch.equal(got[3], torch.full((2, 2), 2.0 * number**2))
             assert all(torch.equal(value, torch.full((4, 2), 2 * (2.0 * number + 1))) for value in got[4:])
+        assert ray.util.list_named_actors(all_namespaces=True) == named  # Ray's communicator makes a barrier of that kind
 
 
 def test_edge_options_at_run_time(ranks: list[Any]) -> None:

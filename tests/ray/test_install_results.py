@@ -323,13 +323,19 @@ def test_a_dropped_graph_lets_its_actors_go(workers: list[Any]) -> None:
     until(lambda: ray.get(workers[0].vitals.remote())["loops"] == 0, "the loop has left")
 
 
-def test_teardown_kills_actors_when_asked() -> None:
-    worker = Worker.remote()
-    with compiled(lambda inp: worker.echo.bind(inp)) as graph:
+@pytest.mark.parametrize("torn_down_before", [False, True])
+def test_teardown_kills_all_actors_when_asked_and_only_then(torn_down_before: bool) -> None:
+    members = [Worker.remote(), Worker.remote()]
+    pids = ray.get([member.pid.remote() for member in members])
+    with compiled(lambda inp: members[1].echo.bind(members[0].echo.bind(inp))) as graph:
         assert ray.get(graph.execute(1)) == 1
+        if torn_down_before:
+            graph.teardown()
+            assert ray.get([member.pid.remote() for member in members], timeout=60) == pids
         graph.teardown(kill_actors=True)
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(worker.echo.remote(1), timeout=60)
+    for member in members:
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(member.echo.remote(1), timeout=60)
 
 
 def test_teardown_kills_an_actor_that_does_not_return(gate: Gate) -> None:

@@ -296,6 +296,8 @@ def test_no_memory_for_the_input(workers: list[Any]) -> None:
         error = caught.value
         assert isinstance(error, MemoryError)
         assert (error.graph, error.limit_bytes, error.wanted_bytes >= 3 << 20) == ("g", 16 << 20, True)
+        assert 0 <= error.free_bytes <= (16 << 20) - sent * (3 << 20)
+        assert f"{error.free_bytes / (1 << 20):.1f} MiB free of 16.0 MiB" in str(error)
         assert "WorkerBody" in str(error.holders)
         for part in ("'g'", "the input", "WorkerBody", "shm_limit_bytes", "Let go"):
             assert part in str(error)

@@ -265,7 +265,7 @@ def test_two_actors_share_the_memory_without_hoarding(actors: list[Any], in_flig
         waiting: list[tuple[int, Any]] = []
         failed = 0
         for size in [*sizes, *[0] * in_flight]:
-            if len(waiting) == in_flight:
+            if len(waiting) == in_flight or not size:
                 expected, ref = waiting.pop(0)
                 begin = time.monotonic()
                 try:
@@ -303,13 +303,3 @@ def test_free_memory_of_a_process_that_computes_is_waited_for(actors: list[Any],
         gate.open()
         assert [ref.get(PATIENCE_S).nbytes for ref in refs] == [_MIB, 6 * _MIB]
         assert graph.stats().budget_used <= 8 * _MIB
-
-
-def test_teardown_gives_the_memory_of_actors_back(actors: list[Any]) -> None:
-    """While the graph object, kept here, still maps it."""
-    with InputNode() as x:
-        node = bind(actors[1].ten_more, bind(actors[0].ones, x))
-    with raycomm.compile(node, shm_limit_bytes=40 * _MIB) as graph:
-        assert graph.execute(16).get(PATIENCE_S).nbytes == 10 * _MIB
-        assert [pool.committed_bytes for pool in graph.stats().pools] == [0, 16 * _MIB, 10 * _MIB]
-    assert [pool.committed_bytes for pool in graph.stats().pools] == [0, 0, 0]

@@ -217,6 +217,22 @@ def test_later_inputs_do_not_starve_the_oldest_execution(workers: list[Any]) -> 
             assert refs.pop(0).get(PATIENCE_S).nbytes == 2 * _MIB
 
 
+def test_inputs_leave_room_for_the_first_result(workers: list[Any], gate: Gate) -> None:
+    """No result can be made until the gate opens; inputs come until there is no room for more."""
+    with InputNode() as x:
+        node = bind(workers[0].echo, bind(workers[0].hold, x, gate.path))
+    with raycomm.compile(node, shm_limit_bytes=16 * _MIB, max_inflight=100) as graph:
+        refs = [graph.execute(np.full(2 * _MIB, 0, np.uint8))]
+        gate.wait_entered()
+        with pytest.raises(ChannelTimeoutError, match="no shared memory for its input"):
+            while len(refs) < 100:
+                refs.append(graph.execute(np.full(2 * _MIB, len(refs), np.uint8), timeout=0.5))
+        assert 4 <= len(refs) <= 6
+        gate.open()
+        for number, ref in enumerate(refs):
+            assert (ref.get(PATIENCE_S) == number).all()
+
+
 @pytest.mark.parametrize("wait", ["get", "await"])
 def test_results_of_another_output_that_cannot_be_moved_aside(workers: list[Any], wait: str) -> None:
     """They hold the memory without which the awaited output does not come, and are more than may be kept."""

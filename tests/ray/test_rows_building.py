@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,9 @@ from ray.dag import InputNode as RayInputNode
 from ray.dag import MultiOutputNode as RayMultiOutputNode
 
 import raycomm
-from raycomm import ArgumentError, CompileError, InputNode, MultiOutputNode, bind
-from tests.ray.row_actors import Odd
-from tests.ray.workers import Worker, WorkerBody
+from raycomm import ArgumentError, CompileError, InputNode, MultiOutputNode, SerializationError, bind
+from tests.ray.row_actors import Odd, reducers
+from tests.ray.workers import PATIENCE_S, Worker, WorkerBody, start
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -221,6 +223,9 @@ def test_parts_of_the_input_in_many_places(workers: list[Any]) -> None:
         for first, key in ((1, 2), (np.float32(1), "k"), (None, ())):
             a_out = ((first, key), {"again": first})
             assert ray.get(graph.execute(first, k=key)) == [((first, ((key, a_out), {}), key), {}), key, first, key]
+        # Each part was read once an execution by each actor, however many of its calls take it.
+        parts = [edge for edge in graph.stats().edges if edge.value.startswith("input")]
+        assert [[reader.messages for reader in edge.readers] for edge in parts] == [[3, 3], [3, 3]]
 
 
 # Hints. Without GPUs "auto" and "shm" are shared memory.
@@ -229,14 +234,21 @@ def test_parts_of_the_input_in_many_places(workers: list[Any]) -> None:
 @pytest.mark.parametrize("inputs", [InputNode, RayInputNode])
 @pytest.mark.parametrize("transport", ["auto", "shm"])
 @pytest.mark.parametrize("device", ["default", "cpu"])
-@pytest.mark.parametrize("promise", [{}, {"_static_shape": True}])
+@pytest.mark.parametrize("promise", [{}, {"_static_shape": True, "_direct_return": True}])
 def test_hints_without_a_gpu(workers: list[Any], inputs: Any, transport: str, device: str, promise: Any) -> None:
     with inputs() as x:
         a = workers[0].echo.bind(x) if inputs is RayInputNode else bind(workers[0].echo, x)
         hinted = a.with_tensor_transport(transport=transport, device=device, **promise)
         assert hinted is a
         out = bind(workers[1].echo, hinted)
-    with raycomm.compile(out, max_inflight=4) as graph:
+    with InputNode() as x:
+        plain = bind(workers[1].echo, bind(workers[0].echo, x))
+    with raycomm.compile(plain, name="one") as graph:
+        unhinted = str(graph.plan)
+    with raycomm.compile(out, max_inflight=4, name="one") as graph:
+        without, hints = re.subn(" hint .*", "", str(graph.plan))
+        assert (without, hints) == (unhinted, 1)
+        assert ("because" in str(graph.plan)) == (transport == "auto")
         values = [torch.arange(5), {"t": torch.ones(3, 3), "n": 1}, torch.zeros(50_000, dtype=torch.bfloat16), 7]
         refs = [graph.execute(value) for value in values]  # as many at once as without a hint
         got = [ref.get() for ref in refs]
@@ -269,6 +281,24 @@ def test_wrong_hints(workers: list[Any], hint: Any, names: str) -> None:
         assert "WorkerBody" in str(caught.value)
     with RayInputNode() as x, pytest.raises(ValueError):
         workers[0].echo.bind(x).with_tensor_transport(**hint)
+
+
+def test_no_reducer_is_registered(cluster: None) -> None:
+    """Ray's own edges of tensors register one for all tensors of the process; it stays, and of two the last one wins."""
+    pair = start(2)
+
+    def now() -> list[set[str]]:
+        return [reducers(), *ray.get([actor.__ray_call__.remote(reducers) for actor in pair])]
+
+    before = now()
+    with RayInputNode() as x:
+        hinted = pair[0].echo.bind(x).with_tensor_transport("shm", device="cpu")
+        out = pair[1].echo.bind(hinted)
+    with raycomm.compile(out) as graph:
+        assert graph.execute({"t": torch.ones(3)}).get()["t"].sum() == 3
+        assert now() == before
+        assert not any("Tensor" in name for names in before for name in names)
+    assert now() == before
 
 
 # What compiling costs, and how large it may be.
@@ -307,6 +337,20 @@ def test_three_hundred_nodes_over_ten_actors(cluster: None, rng: random.Random) 
         rows = [graph.execute(value) for value in range(12)]
         for value, refs in enumerate(rows):
             assert ray.get(refs) == [of(value) for of in sums[1:]]
+
+
+@pytest.mark.parametrize("there", ["0", "1"])
+def test_options_come_from_the_driver_whatever_the_actors_environment_says(cluster: None, there: str) -> None:
+    environment = {"RAYCOMM_ALLOW_PICKLE": there, "RAYCOMM_INLINE_BYTES": "no number", "RAYCOMM_LOOP_THREAD": "actor"}
+    actor = Worker.options(runtime_env={"env_vars": environment}).remote()
+    assert ray.get(actor.__ray_call__.remote(lambda _: os.environ["RAYCOMM_ALLOW_PICKLE"])) == there
+    with InputNode() as x:
+        out = bind(actor.return_exception, x)  # what it returns needs pickle
+    with raycomm.compile(out) as graph:
+        assert isinstance(graph.execute(1).get(), ValueError)
+        assert ray.get(actor.add.remote(1), timeout=PATIENCE_S) == 2  # the loop has a thread of its own
+    with raycomm.compile(out, allow_pickle=False) as graph, pytest.raises(SerializationError, match="allow_pickle"):
+        graph.execute(1).get()
 
 
 @pytest.mark.parametrize("name", ["enable_asyncio", "_overlap_gpu_communication", "_default_communicator"])

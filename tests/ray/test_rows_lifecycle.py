@@ -179,11 +179,11 @@ def test_teardown_does_not_wait_for_ever_for_a_stopped_actor(workers: list[Any])
 def test_teardown_has_one_budget_for_all_actors(workers: list[Any], gate: Gate) -> None:
     with InputNode() as x:
         out = MultiOutputNode([bind(worker.hold, x, gate.path) for worker in workers])
-    graph = raycomm.compile(out)
+    graph = raycomm.compile(out, teardown_timeout=1)
     graph.execute(1)
     gate.wait_entered(3)
     begin = time.monotonic()
-    graph.teardown(timeout=1)
+    graph.teardown()
     assert 1 <= time.monotonic() - begin < 2
     gate.open()
     until(lambda: all(loops(worker) == 0 for worker in workers), "they leave")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ray._private.internal_api import memory_summary
 
 import raycomm
 from raycomm import InputNode, MultiOutputNode, bind
@@ -100,6 +102,27 @@ def test_no_named_shared_memory(workers: list[Any]) -> None:
         assert graph.execute(np.zeros(4 << 20)).get().shape == (4 << 20,)
         new = {name for name in os.listdir("/dev/shm") if name not in before}
         assert not [name for name in new if "ray" in name.lower() and "comm" in name.lower()]
+
+
+def test_neither_another_actor_nor_the_object_store_is_used(workers: list[Any]) -> None:
+    """Ray's own graphs make an actor that reads for the driver, and take their buffers from the object store."""
+    address = ray.get_runtime_context().gcs_address
+
+    def stored() -> int:
+        found = re.search(r"Plasma memory usage .*, (\d+) objects", memory_summary(address, stats_only=True))
+        assert found is not None
+        return int(found[1])
+
+    gc.collect()
+    actors, objects = set(ray._private.state.actors()), stored()
+    with raycomm.compile(chain(workers[0].echo, workers[1].echo)) as graph:
+        held = graph.execute(np.zeros(4 << 20)).get()
+        assert set(ray._private.state.actors()) == actors
+        assert stored() <= objects
+        assert held.shape == (4 << 20,)
+    kept = ray.put(held)
+    assert stored() > 0, "the summary shows what is there"
+    del kept
 
 
 def test_many_graphs_on_one_actor_at_once(workers: list[Any]) -> None:

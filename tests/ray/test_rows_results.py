@@ -143,6 +143,7 @@ def test_a_failure_does_not_wait_for_a_slow_sibling(workers: list[Any], gate: Ga
         rows = [graph.execute(value, value) for value in range(1, 5)]
         with pytest.raises(ValueError, match="bad 1"):
             rows[0][1].get(timeout=PATIENCE_S)  # while the slow one holds
+        assert rows[1][1].get(timeout=PATIENCE_S) == 2  # nor does the next execution wait for it
         gate.open()
         for value, (first, _) in enumerate(rows, 1):
             if value % 2:

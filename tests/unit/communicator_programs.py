@@ -177,6 +177,20 @@ def mismatch(place: Place) -> Any:
 
 def refused_before_launch(place: Place) -> Any:
     (link,) = warm(place, "link")
+    return refusals(place, link)
+
+
+def refused_after_the_death_of_a_peer(place: Place) -> Any:
+    """What is wrong with a call is said whatever has become of the others."""
+    (link,) = warm(place, "link")
+    if place.rank == 1:
+        place.die()
+    while refusal(link.poll)["type"] is None:
+        place.pause()
+    return refusals(place, link)
+
+
+def refusals(place: Place, link: Communicator) -> list[dict[str, Any]]:
     stream, peer = place.device.stream("s"), 1 - place.rank
     buffer = place.device.allocate((8,), torch.float32, stream)
     elsewhere = torch.empty(8, device="meta")
@@ -189,6 +203,8 @@ def refused_before_launch(place: Place) -> Any:
         refusal(lambda: link.send(buffer, 7, stream=stream)),
         refusal(lambda: link.broadcast(buffer, 7, stream=stream)),
         refusal(lambda: link.send(buffer, peer, stream=place.elsewhere())),
+        refusal(lambda: link.allreduce(elsewhere, stream=stream)),
+        refusal(lambda: link.allreduce(buffer, stream=place.elsewhere())),
         refusal(lambda: streams(link).__enter__()),
     ]
 
@@ -295,6 +311,7 @@ PROGRAMS = {
         given_buffer,
         mismatch,
         refused_before_launch,
+        refused_after_the_death_of_a_peer,
         collectives,
         unequal_collectives,
         missing_rank,

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from raycomm.codec import decode, encode
+from raycomm.codec.fallback import explain
 from raycomm.errors import SerializationError
 from tests.unit.strategies import equal
 
@@ -304,6 +305,24 @@ def test_what_a_class_says_of_not_being_pickled_leads(kind: type[Exception], wra
         encode(refused)
     assert str(caught.value) == f"cannot send {path} ({__name__}.Refusing): it goes nowhere. Send its text instead"
     assert caught.value.path == path
+
+
+class Counting:
+    """Refuses to be pickled, and counts how often it was asked."""
+
+    asked = 0
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.asked += 1
+        raise TypeError("it goes nowhere")
+
+
+def test_to_explain_a_refusal_the_class_is_asked_once() -> None:
+    """Its reducer may do more than to refuse."""
+    refused = Counting()
+    error = explain(refused, "value", TypeError("pickling failed"))
+    assert str(error) == f"cannot send value ({__name__}.Counting): it goes nowhere"
+    assert refused.asked == 1
 
 
 class Careless:

@@ -194,19 +194,27 @@ def test_a_receiver_that_expects_something_else_fails_and_the_rest_works(run: Ru
     assert other == [float(number) for number in range(8)]
 
 
+def refused(errors: list[Any], rank: int) -> None:
+    assert [error["type"] for error in errors] == [
+        "TensorMismatchError",
+        "TensorMismatchError",
+        "WrongDeviceError",
+        "WrongDeviceError",
+        *["CommunicatorError"] * 3,
+        *["WrongDeviceError"] * 3,
+        "CommunicatorError",
+    ]
+    assert all(error["rank"] == rank and error["communicator"] == "link" for error in errors[:-1])
+    assert "its peers are" in errors[4]["text"]
+
+
 def test_what_cannot_work_is_refused_before_the_launch(run: Run) -> None:
     for rank, errors in enumerate(run("refused_before_launch", 2)):
-        assert [error["type"] for error in errors] == [
-            "TensorMismatchError",
-            "TensorMismatchError",
-            "WrongDeviceError",
-            "WrongDeviceError",
-            *["CommunicatorError"] * 3,
-            "WrongDeviceError",
-            "CommunicatorError",
-        ]
-        assert all(error["rank"] == rank and error["communicator"] == "link" for error in errors[:8])
-        assert "its peers are" in errors[4]["text"]
+        refused(errors, rank)
+
+
+def test_what_cannot_work_is_refused_though_a_peer_has_died(run: Run) -> None:
+    refused(run("refused_after_the_death_of_a_peer", 2)[0], 0)
 
 
 def test_collectives(run: Run) -> None:

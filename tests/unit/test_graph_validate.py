@@ -250,6 +250,8 @@ def test_results_must_be_a_list() -> None:
         with pytest.raises(CompileError, match=r"takes a list or tuple of nodes.*write MultiOutputNode\(\[a, b\]\)") as caught:
             MultiOutputNode(wrong)  # type: ignore[arg-type]
         assert caught.value.node == "MultiOutputNode"
+    for right in ([x], (x,)):
+        assert len(build(MultiOutputNode(right)).outputs) == 1
 
 
 def test_results_do_not_nest() -> None:

@@ -354,6 +354,16 @@ def test_tables_show_failures_and_figures() -> None:
     assert "1,000,000" in shown
 
 
+def test_the_page_of_figures_has_every_row_and_its_target() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    figures = page.split("<!-- bench -->")[1].split("<!-- end -->")[0]
+    targets = page.split("<!-- target -->")[1].split("<!-- end -->")[0]
+    assert [name for name in (*RATIOS, "idle_cpu_percent", "plain_actor_call") if f"`{name}`" not in figures] == []
+    for name, target in RATIOS.items():
+        assert f"| `{name}` | at least {target.must:g}x Ray Compiled Graphs (aim {target.aim:g}x) |" in targets
+    assert "## When to use it, and when not" in (Path(__file__).parents[2] / "README.md").read_text()
+
+
 def test_quick_is_shorter_in_every_way() -> None:
     assert QUICK.measure_s < 1
     assert QUICK.turn_limit_s <= 60

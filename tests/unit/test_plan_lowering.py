@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,32 @@ def test_plan_is_plain_data() -> None:
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert hash(plan) == hash(lower(diamond(), "diamond"))
     assert lower(diamond(), "other") != plan
+
+
+def test_calls_to_compile_grow_with_the_nodes_and_no_faster() -> None:
+    """Counted, not timed: calls of Python functions from the root to a verified plan."""
+
+    def calls(nodes: int) -> int:
+        workers = [actor("W", f"{index:06x}") for index in range(10)]
+        inp = InputNode()
+        node: Any = inp
+        for index in range(nodes):
+            node = bind(workers[index % 10].join, node, inp)
+        made = 0
+
+        def count(_frame: Any, event: str, _argument: Any) -> None:
+            nonlocal made
+            made += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            verify(lower(build(node), "large"))
+        finally:
+            sys.setprofile(None)
+        return made
+
+    calls(10)  # what is only loaded once
+    assert calls(1200) < 5 * calls(300)
 
 
 def test_large_graph_is_lowered() -> None:

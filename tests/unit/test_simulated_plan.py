@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dags.exchange import PLAN
 from raycomm.errors import ActorDiedError, PeerDiedError
 from raycomm.graph import Graph
 from raycomm.plan import Plan, StreamPolicy, assign_streams, lower, overlap, parse_plan, place_on_device
@@ -25,45 +26,12 @@ from raycomm.testing.simulated_plan import Failed
 from tests.unit.interpret import Arguments, evaluate
 from tests.unit.sample_graphs import chain, collectives, diamond, fan_out, two_returns
 
-EXCHANGE = """\
-plan "exchange"
-signature whole
-process 0 "driver"
-process 1 "A"
-process 2 "B"
-channel 0 "input" 0 -> 1, 2
-channel 1 "A.make#0" 1 -> 2 transport device
-channel 2 "B.make#0" 2 -> 1 transport device
-channel 3 "A.add#0" 1 -> 0
-channel 4 "B.add#0" 2 -> 0
-link 0 1 -> 2
-link 1 2 -> 1
-input whole -> channel 0
-output channel 3
-output channel 4
-returns list
-actor 1 registers 4
-  r0 = read 0
-  r1 = 0:make(r0)
-  send 1 from r1 on link 0 stream 1
-  r2 = recv 2 on link 1 stream {into}
-  r3 = 2:add(r1, r2)
-  write 3 from r3
-  release r0, r1, r2, r3
-actor 2 registers 4
-  r0 = read 0
-  r1 = 1:make(r0)
-  send 2 from r1 on link 1 stream 1
-  r2 = recv 1 on link 0 stream {into}
-  r3 = 3:add(r1, r2)
-  write 4 from r3
-  release r0, r1, r2, r3
-"""
 WHOLE: list[Arguments] = [((f"x{number}",), {}) for number in range(6)]
 
 
-def exchange(into: int) -> Plan:
-    return parse_plan(EXCHANGE.format(into=into))
+def exchange(policy: StreamPolicy = StreamPolicy.LINK) -> Plan:
+    """Two ranks that both send first."""
+    return assign_streams(parse_plan(PLAN), policy)
 
 
 def on_devices(graph: Graph, policy: StreamPolicy = StreamPolicy.LINK, keeps: bool = False) -> Plan:
@@ -82,7 +50,7 @@ def made(node: int, *args: object) -> tuple[object, ...]:
 
 def test_the_exchange_completes_under_a_stream_per_link() -> None:
     for seed in range(200):
-        outcome = simulate(exchange(2), WHOLE, seed=seed, results=list(Results)[seed % 2])
+        outcome = simulate(exchange(), WHOLE, seed=seed, results=list(Results)[seed % 2])
         assert outcome.transfers == 2 * len(WHOLE)
         for ((value,), _), (left, right) in zip(WHOLE, outcome.results, strict=True):
             assert left == made(2, made(0, value), made(1, value))
@@ -92,19 +60,20 @@ def test_the_exchange_completes_under_a_stream_per_link() -> None:
 def test_the_exchange_under_one_stream_hangs_and_names_both_heads() -> None:
     for seed in range(50):
         with pytest.raises(SimulatedHang) as caught:
-            simulate(exchange(1), WHOLE, seed=seed)
+            simulate(exchange(StreamPolicy.SHARED), WHOLE, seed=seed)
         heads = caught.value.heads
-        assert "stream 1 of A: send of channel 1 to B on link 0 waits for B to receive channel 1 on link 0, 1 behind it" in heads
-        assert "stream 1 of B: send of channel 2 to A on link 1 waits for A to receive channel 2 on link 1, 1 behind it" in heads
-        assert "A: waits for the end of 2:add on stream 0 of A" in heads
+        for rank, channel, other in ((0, 1, 1), (1, 2, 0)):
+            sends = f"stream 1 of rank{rank}: send of channel {channel} to rank{other} on link {rank}"
+            assert f"{sends} waits for rank{other} to receive channel {channel} on link {rank}, 1 behind it" in heads
+        assert "rank0: waits for the end of 2:add on stream 0 of rank0" in heads
 
 
 def test_one_hardware_queue_is_one_stream() -> None:
     """With two, stream 2 shares the queue of stream 0: the receive stands there before the call that needs it, so it still goes
     through. With one queue everything is one stream."""
-    simulate(exchange(2), WHOLE, hardware_queues=2)
+    simulate(exchange(StreamPolicy.DIRECTION), WHOLE, hardware_queues=2)
     with pytest.raises(SimulatedHang):
-        simulate(exchange(2), WHOLE, hardware_queues=1)
+        simulate(exchange(StreamPolicy.DIRECTION), WHOLE, hardware_queues=1)
 
 
 @pytest.mark.parametrize("policy", StreamPolicy)
@@ -192,10 +161,10 @@ def test_a_failing_call_fails_its_execution_alone() -> None:
 
 def test_a_death_at_any_time_ends_all_waits() -> None:
     for seed in range(200):
-        end = simulate(exchange(2), WHOLE, seed=seed).time
+        end = simulate(exchange(), WHOLE, seed=seed).time
         died = end * (seed + 0.5) / 200
         try:
-            simulate(exchange(2), WHOLE, seed=seed, deaths={1 + seed % 2: died})
+            simulate(exchange(), WHOLE, seed=seed, deaths={1 + seed % 2: died})
         except (ActorDiedError, PeerDiedError) as error:
             assert "died" in str(error)
         else:
@@ -204,4 +173,4 @@ def test_a_death_at_any_time_ends_all_waits() -> None:
 
 def test_no_slots_is_a_hang_with_the_channel_named() -> None:
     with pytest.raises(SimulatedHang, match=r"waits for room in channel 0 \(input\)"):
-        simulate(exchange(2), WHOLE, slots=0)
+        simulate(exchange(), WHOLE, slots=0)

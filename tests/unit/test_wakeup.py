@@ -7,9 +7,12 @@ With release and acquire in place of seq_cst this loses one within a few thousan
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,6 +60,19 @@ def test_a_missing_answer_is_seen() -> None:
     assert pingpong.rally(0, 1, True, 10, 0, 1, 0.05) == 0
     pingpong.post(0, 1)
     assert pingpong.rally(0, 1, True, 10, 0, 1, 0.05) == 1
+
+
+def test_a_wake_up_that_is_lost_costs_time_and_nothing_else() -> None:
+    """The value is stored and nobody is woken: the parked one looks again by itself, at the end of its slice."""
+    pingpong = _core.PingPong(1, 0.0, 0.0)
+    with mmap.mmap(pingpong.fd, 0) as cells, ThreadPoolExecutor(1) as pool:
+        parked = pool.submit(pingpong.wait, 0, 1, ROUND_LIMIT_S)
+        time.sleep(0.05)
+        assert not parked.done()
+        begin = time.monotonic()
+        cells[0] = 1
+        assert parked.result()
+        assert time.monotonic() - begin < ROUND_LIMIT_S / 2  # a fifth of a second is promised
 
 
 def test_a_wait_ends_at_its_limit_and_not_before() -> None:
