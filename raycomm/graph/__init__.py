@@ -30,6 +30,7 @@ from raycomm.graph.nodes import (
     MethodOutputNode,
     MultiOutputNode,
 )
+from raycomm.graph.tensor_hint import TensorDevice, TensorHint, TensorTransport
 from raycomm.graph.views import Adapter
 
 __all__ = [
@@ -54,6 +55,9 @@ __all__ = [
     "Position",
     "Projection",
     "ReduceOp",
+    "TensorDevice",
+    "TensorHint",
+    "TensorTransport",
     "ValueRef",
     "Whole",
     "after",

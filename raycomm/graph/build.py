@@ -41,6 +41,7 @@ from raycomm.graph.model import (
     Whole,
 )
 from raycomm.graph.nodes import OwnAdapter, projection_of
+from raycomm.graph.tensor_hint import TensorHint
 from raycomm.graph.views import Adapter, AttributeView, CallView, ElementView, InputView, OutputsView, View
 
 _SHORT_ID = 6
@@ -245,10 +246,12 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
     constants: list[object] = []
     constant_places: dict[int, int] = {}
     options: dict[ValueRef, ChannelOptions] = {}
+    hints: dict[ValueRef, TensorHint] = {}
 
     def value(node: object) -> ValueRef:
         view = component.view(node)
         given = view.options
+        hint = view.hint
         made: ValueRef
         if isinstance(view, CallView):
             made = CallValue(ids[id(view.node)])
@@ -257,14 +260,17 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
         elif isinstance(view, AttributeView):
             made = InputValue(projection_of(view.key, view.label))
             # What is said of the whole input holds for its parts, where they say nothing themselves.
-            whole = component.view(view.source).options
-            given = whole if given is None else given.over(whole)
+            whole = component.view(view.source)
+            given = whole.options if given is None else given.over(whole.options)
+            hint = hint or whole.hint
         else:
             made = InputValue(Whole())
         if isinstance(made, InputValue):
             inputs.setdefault(made.projection)
         if given is not None:
             options[made] = given.over(options.get(made))
+        if hint is not None:
+            hints[made] = hint.checked(component.name(view))
         return made
 
     def waited_for(node: object) -> ValueRef:
@@ -321,6 +327,7 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
             if (first := calls[ranks[0]].exchange) is not None
         ),
         channel_options=tuple(options.items()),
+        hints=tuple(hints.items()),
     )
 
 

@@ -24,6 +24,8 @@ class ChannelOptions:
     slots: int | None = None
     share_tensors: bool | None = None
     allow_pickle: bool | None = None
+    sender_keeps: bool | None = None
+    streams: tuple[int, int] | None = None
 
     @classmethod
     def checked(cls, node: str, **given: Any) -> Self:
@@ -55,9 +57,16 @@ class ChannelOptions:
 
 def _wanted(name: str, value: object) -> str | None:
     """What to give instead of a bad value; None where it is good."""
-    if name in ("share_tensors", "allow_pickle"):
+    if name in ("share_tensors", "allow_pickle", "sender_keeps"):
         return None if isinstance(value, bool) else "give True or False"
-    number = value if isinstance(value, int) and not isinstance(value, bool) else -1
+    if name == "streams":
+        pair = value if isinstance(value, tuple) and len(value) == 2 else (-1, -1)
+        return None if min(map(_number, pair)) >= 0 else "give a tuple of two streams of at least 0: the sender's, the reader's"
+    number = _number(value)
     if name == "inline_bytes":
         return None if MIN_INLINE <= number <= MAX_INLINE else f"give an integer from {MIN_INLINE} to {MAX_INLINE}"
     return None if 1 <= number <= MAX_SLOTS and number.bit_count() == 1 else f"give a power of two from 1 to {MAX_SLOTS}"
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1

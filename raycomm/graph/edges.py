@@ -17,6 +17,8 @@ def with_channel_options(
     slots: int | None = None,
     share_tensors: bool | None = None,
     allow_pickle: bool | None = None,
+    sender_keeps: bool | None = None,
+    streams: tuple[int, int] | None = None,
     **unknown: Never,
 ) -> Any:
     """Set how the value of `node` travels, in place of the graph's options; returns the node itself.
@@ -33,6 +35,10 @@ def with_channel_options(
             it is asked for them. Takes `slots` times `inline_bytes`.
         share_tensors: several processes see one copy of a large tensor; promises that none of them writes to it.
         allow_pickle: False refuses a value that would have to be pickled.
+        sender_keeps: promises that the actor never writes to what it returned; then its next call need not wait until that was
+            sent. As `streams` only where the value moves between devices.
+        streams: numbers of the streams that sends and receives of this value are launched on, at the sender and at the reader,
+            in place of what the stream policy chooses. 0 is the one that calls run on.
 
     Raises:
         CompileError: not a node of a value, an unknown option, or a value out of range; names the node and the option.
@@ -42,6 +48,8 @@ def with_channel_options(
         "slots": slots,
         "share_tensors": share_tensors,
         "allow_pickle": allow_pickle,
+        "sender_keeps": sender_keeps,
+        "streams": streams,
         **unknown,
     }
     if isinstance(node, ValueNode):

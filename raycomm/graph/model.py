@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from raycomm.graph.channel_options import ChannelOptions
+from raycomm.graph.tensor_hint import TensorHint
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,7 @@ class Graph:
         constants: what `Const` operands refer to; kept out of comparison and repr, for they may be tensors.
         collectives: the ranks of each are consecutive in `nodes`.
         channel_options: of values that were given any.
+        hints: of values that were given one, how their tensors should travel.
     """
 
     nodes: tuple[CallNode, ...]
@@ -169,6 +171,7 @@ class Graph:
     constants: tuple[object, ...] = field(compare=False, repr=False)
     collectives: tuple[Collective, ...] = ()
     channel_options: tuple[tuple[ValueRef, ChannelOptions], ...] = ()
+    hints: tuple[tuple[ValueRef, TensorHint], ...] = ()
 
     @property
     def handles(self) -> Mapping[int, object]:

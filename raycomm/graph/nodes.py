@@ -95,6 +95,8 @@ class ValueNode(Node):
         slots: int | None = None,
         share_tensors: bool | None = None,
         allow_pickle: bool | None = None,
+        sender_keeps: bool | None = None,
+        streams: tuple[int, int] | None = None,
         **unknown: Never,
     ) -> Self:
         """Settings of the channel of this value; see `raycomm.with_channel_options`. Returns the node itself."""
@@ -104,6 +106,8 @@ class ValueNode(Node):
             slots=slots,
             share_tensors=share_tensors,
             allow_pickle=allow_pickle,
+            sender_keeps=sender_keeps,
+            streams=streams,
             **unknown,
         )
         self._options = given.over(self._options)
@@ -118,8 +122,12 @@ class ValueNode(Node):
     ) -> Self:
         """Record how tensors in this value should travel; returns the node itself.
 
-        The names are checked when the graph is compiled. `_static_shape` and `_direct_return` are promises that Ray's transports
-        make use of; the transports of this version need neither.
+        Args:
+            transport: "auto", "shm", "nccl" (or "accelerator") or "gloo"; see `raycomm.graph.tensor_hint`.
+            device: "default", "cpu" or "gpu" (or "cuda"): where they lie at the reader.
+
+        The names are checked when the graph is compiled. `_static_shape` and `_direct_return` are promises that transfers between
+        devices make use of; shared memory needs neither.
         """
         self._hint = TransportHint(transport, device, _static_shape, _direct_return)
         return self

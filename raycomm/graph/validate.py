@@ -17,8 +17,6 @@ from raycomm.graph.kinds import RESULTS_REMEDY, kind_of
 from raycomm.graph.nodes import projection_of
 from raycomm.graph.views import AttributeView, CallView, InputView, OutputsView, RefusedView, View
 
-_TRANSPORTS = ("auto", "shm")
-_DEVICES = ("default", "cpu")
 _SHORT_ID = 6
 
 
@@ -42,7 +40,7 @@ def after_ordering(component: Component, calls: Sequence[CallView], reserved_key
     input_used_in_one_form(component, calls)
     input_keys_are_free(component, calls, reserved_keys)
     every_call_is_used(component, calls)
-    transports_are_available(component)
+    hints_are_known(component)
 
 
 def root_is_node(component: Component, root: object) -> None:
@@ -240,20 +238,11 @@ def every_call_is_used(component: Component, calls: Sequence[CallView]) -> None:
         _refuse(text, node=unused[0], argument=None, remedy=remedy)
 
 
-def transports_are_available(component: Component) -> None:
-    """Hints ask for what this version has."""
+def hints_are_known(component: Component) -> None:
+    """Hints name transports and devices that there are. Whether an actor has them is known later."""
     for view in component.views():
-        hint = view.hint
-        if hint is None:
-            continue
-        name = component.name(view)
-        if not isinstance(hint.transport, str) or hint.transport not in _TRANSPORTS:
-            text = repr(hint.transport) if isinstance(hint.transport, str) else type(hint.transport).__name__
-            message = f"transport {text} of node {name}: GPU edges are not available in this version"
-            _refuse(message, node=name, argument="transport", remedy="use 'auto' or 'shm'")
-        if not isinstance(hint.device, str) or hint.device not in _DEVICES:
-            message = f"device {hint.device!r} of node {name}: GPU edges are not available in this version"
-            _refuse(message, node=name, argument="device", remedy="use 'default' or 'cpu'")
+        if view.hint is not None:
+            view.hint.checked(component.name(view))
 
 
 def _arguments(view: CallView) -> Iterator[tuple[str, object]]:

@@ -11,6 +11,7 @@ from typing import Protocol
 from raycomm.graph.actor import ActorIdentity
 from raycomm.graph.channel_options import ChannelOptions
 from raycomm.graph.model import CollectiveKind, ReduceOp
+from raycomm.graph.tensor_hint import TensorHint
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,10 @@ class TransportHint:
     device: object = "default"
     static_shape: bool = False
     direct_return: bool = False
+
+    def checked(self, node: str) -> TensorHint:
+        """The hint with its names read; `node` is for messages. See `TensorHint.checked`."""
+        return TensorHint.checked(node, self.transport, self.device, self.static_shape, self.direct_return)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -23,20 +23,23 @@ from raycomm.plan.actions import (
 from raycomm.plan.arguments import check_arguments, project, split_arguments
 from raycomm.plan.deadlock import check_deadlock
 from raycomm.plan.device_edges import place_on_device
+from raycomm.plan.devices import NO_GPU, Missing, Place, no_cupy, no_nccl, on_devices, place_hinted
 from raycomm.plan.lowering import lower
 from raycomm.plan.overlap import overlap
 from raycomm.plan.placement import Placement, Transport, place
 from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
 from raycomm.plan.text import parse_plan
-from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Link, Recv, Send, StreamPolicy
+from raycomm.plan.transfer import COMPUTE_STREAM, Backend, DeviceStreams, Link, Recv, Send, StreamPolicy, TensorEdge
 from raycomm.plan.verify import verify
 
 __all__ = [
     "COMPUTE_STREAM",
     "DEFAULT_MAX_LINKS",
+    "NO_GPU",
     "Action",
     "ActorPlan",
     "Argument",
+    "Backend",
     "Channel",
     "Collective",
     "Compute",
@@ -46,7 +49,9 @@ __all__ = [
     "FromInput",
     "Input",
     "Link",
+    "Missing",
     "Output",
+    "Place",
     "Placement",
     "Plan",
     "Process",
@@ -57,15 +62,20 @@ __all__ = [
     "Send",
     "Signature",
     "StreamPolicy",
+    "TensorEdge",
     "Transport",
     "Write",
     "assign_streams",
     "check_arguments",
     "check_deadlock",
     "lower",
+    "no_cupy",
+    "no_nccl",
+    "on_devices",
     "overlap",
     "parse_plan",
     "place",
+    "place_hinted",
     "place_on_device",
     "project",
     "split_arguments",

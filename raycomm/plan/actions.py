@@ -46,7 +46,7 @@ from typing import TypeAlias
 
 from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Projection, ReduceOp, Whole
 from raycomm.plan.placement import Transport
-from raycomm.plan.transfer import DeviceStreams, Link, Recv, Send
+from raycomm.plan.transfer import DeviceStreams, Link, Recv, Send, TensorEdge
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -68,7 +68,7 @@ class Channel:
 
     The four fields after `readers` are settings of this edge, see `raycomm.with_channel_options`; None: the graph's. With
     transport DEVICE the channel has one reader and carries control records only; `sender_keeps` says that the writer never
-    overwrites what it sends on it, so that its next computation need not wait for the send.
+    overwrites what it sends on it, so that its next computation need not wait for the send. `tensors` is what a hint asked for.
     """
 
     id: int
@@ -81,6 +81,7 @@ class Channel:
     allow_pickle: bool | None = None
     transport: Transport = Transport.SHARED_MEMORY
     sender_keeps: bool = False
+    tensors: TensorEdge | None = None
 
     def __str__(self) -> str:
         text = f"channel {self.id} {json.dumps(self.value)} {self.writer} -> {_list(self.readers)}"
@@ -92,7 +93,8 @@ class Channel:
                 text += f" {name} {'yes' if flag else 'no'}"
         if self.transport is not Transport.SHARED_MEMORY:
             text += f" transport {self.transport.value}"
-        return text + (" sender_keeps yes" if self.sender_keeps else "")
+        text += " sender_keeps yes" if self.sender_keeps else ""
+        return text if self.tensors is None else f"{text} {self.tensors}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,11 @@ def check_deadlock(plan: Plan, *, slots: int = 1, hardware_queues: int | None = 
         _raise_deadlock(plan, waits, left)
 
 
+def queue_of(stream: int, hardware_queues: int | None) -> int:
+    """The queue of a stream, see `check_deadlock`."""
+    return stream if hardware_queues is None else stream % hardware_queues
+
+
 class _Waits:
     """The arcs within one execution, as a list of successors per node."""
 
@@ -126,7 +131,7 @@ class _Waits:
             if isinstance(action, (Send, Recv)):
                 transfer = self._transfer[action.channel]
                 self._arc(node, transfer)
-                self._follow(in_queue, self._queue(action.stream or COMPUTE_STREAM), transfer)
+                self._follow(in_queue, queue_of(action.stream or COMPUTE_STREAM, self._hardware_queues), transfer)
                 self._follow(on_link, (type(action), action.link), transfer)
                 if isinstance(action, Recv):
                     self._taken_by.append((action.channel, node))
@@ -158,9 +163,6 @@ class _Waits:
                 self._arc(node, reads)
                 self._taken_by += [(channel, reads) for channel in action.read]
                 before = reads
-
-    def _queue(self, stream: int) -> int:
-        return stream if self._hardware_queues is None else stream % self._hardware_queues
 
     def _fill(self, channels: Iterable[int], node: int) -> None:
         for channel in channels:

@@ -10,7 +10,7 @@ from raycomm.errors import CompileError
 from raycomm.plan.actions import Action, ActorPlan, Channel, Collective, Compute, FromChannel, Plan, Read, Write
 from raycomm.plan.placement import DRIVER, Transport
 from raycomm.plan.registers import pack, spread
-from raycomm.plan.transfer import Link, Recv, Send
+from raycomm.plan.transfer import Backend, Link, Recv, Send
 
 # Place of the call that makes a value among all calls (the actors of a collective share one), the call, place of the value in
 # what it writes, place of the reader.
@@ -50,7 +50,13 @@ class _Edges:
         self.order[edge.channel] = edge.order
 
 
-def place_on_device(plan: Plan, channels: Collection[int], *, sender_keeps: Collection[int] = ()) -> Plan:
+def place_on_device(
+    plan: Plan,
+    channels: Collection[int],
+    *,
+    sender_keeps: Collection[int] = (),
+    backends: Mapping[int, Backend] | None = None,
+) -> Plan:
     """`plan` with the values of `channels` moving from device to device.
 
     A channel with several readers becomes one per reader, for each is a transfer of its own; the first actor keeps its number,
@@ -64,6 +70,7 @@ def place_on_device(plan: Plan, channels: Collection[int], *, sender_keeps: Coll
     Args:
         channels: channels that calls write for other actors.
         sender_keeps: those of them whose sender never overwrites what it sends.
+        backends: by channel, what carries it; two actors have a link for each that they use. None: the plan does not say.
 
     Raises:
         CompileError: a channel does not lead from an actor's call to another actor, or the plan has links already.
@@ -72,7 +79,7 @@ def place_on_device(plan: Plan, channels: Collection[int], *, sender_keeps: Coll
     _check(plan, channels, sender_keeps)
     entries = list(plan.channels)
     edges = _Edges(_positions(plan))
-    links: dict[tuple[int, int], Link] = {}
+    links: dict[tuple[int, int, Backend | None], Link] = {}
     for actor in plan.actors:
         for node, order, channel in _written(actor, channels):
             entry = plan.channels[channel]
@@ -83,7 +90,8 @@ def place_on_device(plan: Plan, channels: Collection[int], *, sender_keeps: Coll
                     entry, id=number, readers=(reader,), transport=Transport.DEVICE, sender_keeps=channel in sender_keeps
                 )
                 _put(entries, changed)
-                ends = (entry.writer, reader)
+                over = backends.get(channel) if backends is not None else None
+                ends = (entry.writer, reader, over)
                 link = links.setdefault(ends, Link(len(links), *ends))
                 edges.add(channel, reader, _Edge(number, link.id, (edges.position[node], node, order, place)))
             if DRIVER in entry.readers:

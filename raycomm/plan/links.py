@@ -24,6 +24,9 @@ def check_links(plan: Plan) -> None:
             refuse(f"channel {channel.id} ({channel.value})", "a channel between devices has one reader")
         if channel.sender_keeps and channel.transport is not Transport.DEVICE:
             refuse(f"channel {channel.id} ({channel.value})", "sender_keeps is for a channel between devices")
+        edge = channel.tensors
+        if edge is not None and (edge.static_shape or edge.direct_return) and channel.transport is not Transport.DEVICE:
+            refuse(f"channel {channel.id} ({channel.value})", "static_shape and direct_return are for a channel between devices")
     if len({entry.process for entry in plan.streams}) < len(plan.streams):
         refuse(plan.name, "the streams of an actor are described twice")
     for entry in plan.streams:

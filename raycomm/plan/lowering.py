@@ -48,7 +48,7 @@ from raycomm.plan.actions import (
     Signature,
     Write,
 )
-from raycomm.plan.placement import DRIVER, Transport, exchanges, place
+from raycomm.plan.placement import DRIVER, Placement, Transport, exchanges, place
 
 # By collective of the graph, then by phase, then by rank: the channel on which that actor publishes.
 _Exchanged: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
@@ -57,15 +57,13 @@ _Exchanged: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]
 def lower(graph: Graph, name: str) -> Plan:
     """The plan of `graph`, called `name` in messages."""
     channels: list[Channel] = []
-    channel_of: dict[ValueRef, int] = {}
     options = dict(graph.channel_options)
-    for placement in place(graph):
-        if placement.transport is not Transport.REFERENCE:
-            given = options.get(placement.value, ChannelOptions())
-            settings = (given.inline_bytes, given.slots, given.share_tensors, given.allow_pickle)
-            channel_of[placement.value] = len(channels)
-            text = value_text(graph, placement.value)
-            channels.append(Channel(len(channels), text, placement.writer, placement.readers, *settings))
+    for placement in _leaving(graph):
+        given = options.get(placement.value, ChannelOptions())
+        settings = (given.inline_bytes, given.slots, given.share_tensors, given.allow_pickle)
+        text = value_text(graph, placement.value)
+        channels.append(Channel(len(channels), text, placement.writer, placement.readers, *settings))
+    channel_of = channels_of(graph)
     exchanged = _add_exchanges(graph, channels)
     processes = (Process(DRIVER, "driver"), *(Process(actor.index + 1, actor.label) for actor in graph.actors))
     inputs = tuple(Input(channel, value.projection) for value, channel in channel_of.items() if isinstance(value, InputValue))
@@ -83,6 +81,15 @@ def lower(graph: Graph, name: str) -> Plan:
         single_output=graph.single_output,
         signature=Signature(graph.input_arity, graph.input_keys),
     )
+
+
+def channels_of(graph: Graph) -> dict[ValueRef, int]:
+    """The channel of each value that leaves its process, in the plan that `lower` makes of `graph`."""
+    return {placement.value: channel for channel, placement in enumerate(_leaving(graph))}
+
+
+def _leaving(graph: Graph) -> list[Placement]:
+    return [placement for placement in place(graph) if placement.transport is not Transport.REFERENCE]
 
 
 def value_text(graph: Graph, value: ValueRef) -> str:

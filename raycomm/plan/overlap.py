@@ -6,26 +6,29 @@ import heapq
 from dataclasses import replace
 
 from raycomm.plan.actions import Action, ActorPlan, Collective, Compute, Plan, Read, Write
-from raycomm.plan.deadlock import check_deadlock
+from raycomm.plan.deadlock import check_deadlock, queue_of
 from raycomm.plan.refusal import refuse_action
 from raycomm.plan.registers import filled_and_used, pack, spread
 from raycomm.plan.transfer import Recv, Send
 
 
-def overlap(plan: Plan) -> Plan:
+def overlap(plan: Plan, *, hardware_queues: int | None = None) -> Plan:
     """`plan` with receives launched as soon as their control records are there, and sends `beside` the next call where they may.
 
     An actor's host waits at a receive for the control record, so a receive too early holds up calls that do not need it, and
     one too late leaves the link idle. When the record comes is not known here; it is estimated, by a schedule in which calls
     and transfers take one unit each, receives wait for nothing but their records, and all else happens as soon as it can. Each
     receive goes before the first action of its actor that this schedule puts after the send; where both come at one time, an
-    actor's own sends go first, unless a stream has both sends and receives, which then must be in one order everywhere. (Ray
-    moves a receive above the call before it, whether or not the sender has anything by then.)
+    actor's own sends go first, unless a stream, or a queue that several share, has both sends and receives, which then must be
+    in one order everywhere. (Ray moves a receive above the call before it, whether or not the sender has anything by then.)
 
     The schedule is one order of everything, and in the new plan everything waits only for what is earlier in it. So the result
-    has no circle of waits on the streams of `plan`. No write and no send moves behind a later call of its actor: such a call
-    may overwrite what was made before, and therefore waits, on the device, for the sends of it. Only a send on a channel that
-    says `sender_keeps` runs beside it.
+    has no circle of waits on the streams of `plan` and so many queues. No write and no send moves behind a later call of its
+    actor: such a call may overwrite what was made before, and therefore waits, on the device, for the sends of it. Only a send
+    on a channel that says `sender_keeps` runs beside it.
+
+    Args:
+        hardware_queues: see `check_deadlock`.
 
     Raises:
         DeadlockError: calls, sends and what they need wait for each other in a circle, wherever receives stand.
@@ -33,7 +36,7 @@ def overlap(plan: Plan) -> Plan:
     """
     if not plan.links:
         return plan
-    mixed = _mixes(plan)
+    mixed = _mixes(plan, hardware_queues)
     beside = {channel.id for channel in plan.channels if channel.sender_keeps}
     lists = [
         [replace(action, beside=action.channel in beside) if isinstance(action, Send) else action for action in spread(actor)]
@@ -42,7 +45,7 @@ def overlap(plan: Plan) -> Plan:
     schedule = _Schedule(lists)
     if schedule.incomplete:
         # What is left waits for itself with even fewer waits than the plan has, so this raises.
-        check_deadlock(plan)
+        check_deadlock(plan, hardware_queues=hardware_queues)
     actors: list[ActorPlan] = []
     for place, (actor, actions) in enumerate(zip(plan.actors, lists, strict=True)):
         moves = any(isinstance(action, (Send, Recv)) for action in actions)
@@ -50,8 +53,8 @@ def overlap(plan: Plan) -> Plan:
     return replace(plan, actors=tuple(actors))
 
 
-def _mixes(plan: Plan) -> bool:
-    """Whether any stream has both sends and receives."""
+def _mixes(plan: Plan, hardware_queues: int | None) -> bool:
+    """Whether any queue has both sends and receives."""
     mixes = False
     for actor in plan.actors:
         of: dict[type[Action], set[int]] = {Send: set(), Recv: set()}
@@ -59,7 +62,7 @@ def _mixes(plan: Plan) -> bool:
             if isinstance(action, (Send, Recv)):
                 if action.stream is None:
                     refuse_action(actor, action, "it has no stream; assign_streams() gives one")
-                of[type(action)].add(action.stream)
+                of[type(action)].add(queue_of(action.stream, hardware_queues))
         mixes |= bool(of[Send] & of[Recv])
     return mixes
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import NoReturn
+from enum import StrEnum
+from typing import NoReturn, TypeVar
 
 from raycomm.errors import CompileError
 from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Projection, ReduceOp, Whole
+from raycomm.graph.tensor_hint import TensorDevice, TensorTransport
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
@@ -30,7 +32,9 @@ from raycomm.plan.actions import (
     Write,
 )
 from raycomm.plan.placement import Transport
-from raycomm.plan.transfer import DeviceStreams, Link, Recv, Send, StreamPolicy
+from raycomm.plan.transfer import Backend, DeviceStreams, Link, Recv, Send, StreamPolicy, TensorEdge
+
+_Word = TypeVar("_Word", bound=StrEnum)
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|->|[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[=:(),])')
 
@@ -204,6 +208,18 @@ class _Line:
             self.expect("no")
         return yes
 
+    def promise(self, name: str) -> bool:
+        given = self.accept(name)
+        if given:
+            self.expect("yes")
+        return given
+
+    def one_of(self, words: type[_Word], what: str) -> _Word:
+        word = next((word for word in words if self.accept(word)), None)
+        if word is None:
+            self.fail(f"unknown {what} {self.peek()!r}")
+        return word
+
     def registers(self) -> tuple[int, ...]:
         registers = [self.numbered("r")]
         while self.accept(","):
@@ -241,35 +257,35 @@ def _channel(line: _Line) -> Channel:
     if line.accept("transport"):
         line.expect("device")
         transport = Transport.DEVICE
-    keeps = line.accept("sender_keeps")
-    if keeps:
-        line.expect("yes")
-    return Channel(index, value, writer, readers, inline_bytes, slots, share_tensors, allow_pickle, transport, keeps)
+    keeps = line.promise("sender_keeps")
+    tensors = _tensors(line) if line.accept("hint") else None
+    return Channel(index, value, writer, readers, inline_bytes, slots, share_tensors, allow_pickle, transport, keeps, tensors)
+
+
+def _tensors(line: _Line) -> TensorEdge:
+    hint = line.one_of(TensorTransport, "transport")
+    device = line.one_of(TensorDevice, "device") if line.accept("device") else TensorDevice.DEFAULT
+    static_shape, direct_return = line.promise("static_shape"), line.promise("direct_return")
+    return TensorEdge(hint, device, static_shape, direct_return, line.string() if line.accept("because") else None)
 
 
 def _link(line: _Line) -> Link:
     index, writer = line.number(), line.number()
     line.expect("->")
-    return Link(index, writer, line.number())
+    reader = line.number()
+    return Link(index, writer, reader, line.one_of(Backend, "back end") if line.accept("over") else None)
 
 
 def _streams(line: _Line) -> DeviceStreams:
-    process, policy = line.number(), _policy(line)
+    process, policy = line.number(), line.one_of(StreamPolicy, "stream policy")
     instead_of = links = limit = None
     if line.accept("instead"):
         line.expect("of")
-        instead_of, links = _policy(line), line.number()
+        instead_of, links = line.one_of(StreamPolicy, "stream policy"), line.number()
         line.expect("links")
         line.expect("limit")
         limit = line.number()
     return DeviceStreams(process, policy, instead_of, links, limit, line.numbers() if line.accept("given") else ())
-
-
-def _policy(line: _Line) -> StreamPolicy:
-    policy = next((policy for policy in StreamPolicy if line.accept(policy)), None)
-    if policy is None:
-        line.fail(f"unknown stream policy {line.peek()!r}")
-    return policy
 
 
 def _link_and_stream(line: _Line) -> tuple[int, int | None]:
@@ -342,10 +358,7 @@ def _action(line: _Line, word: str) -> Action:
 
 
 def _collective(line: _Line, outputs: tuple[int, ...]) -> Collective:
-    node, word = line.number(), line.word()
-    kind = next((kind for kind in CollectiveKind if kind == word), None)
-    if kind is None:
-        line.fail(f"unknown collective {word!r}")
+    node, kind = line.number(), line.one_of(CollectiveKind, "collective")
     op = next((op for op in ReduceOp if line.accept(op)), None)
     root = line.number() if line.accept("root") else None
     line.expect("rank")

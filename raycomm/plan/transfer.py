@@ -6,18 +6,27 @@ or that there is none, is a control record on the ordinary channel of the same n
 first.
 
     link 0 1 -> 2
+    link 1 2 -> 1 over nccl
     streams 1 link
     streams 2 direction instead of link 9 links limit 6 given 3, 4
       send 3 from r1 on link 0 stream 1
       r2 = recv 3 on link 0 stream 2
 
 Streams are numbered per actor. Stream 0 is the one its computations run on.
+
+A channel whose value was given a hint says so, and why it moves as it does where the hint leaves that open:
+
+    channel 1 "W1.forward#0" 1 -> 2 transport device hint nccl static_shape yes direct_return yes
+    channel 2 "W2.forward#1" 2 -> 3 hint auto device cpu because "device 'cpu' asks for host memory"
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
+
+from raycomm.graph.tensor_hint import TensorDevice, TensorTransport
 
 COMPUTE_STREAM = 0
 
@@ -33,16 +42,55 @@ class StreamPolicy(StrEnum):
     SHARED = "shared"
 
 
+class Backend(StrEnum):
+    """What carries tensors over a link."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+    SIMULATED = "simulated"
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A communicator from actor `writer` to actor `reader` (indices of processes). Its operations run in the order of launch."""
+    """A communicator from actor `writer` to actor `reader` (indices of processes). Its operations run in the order of launch.
+
+    `over` is None where the plan leaves open what carries it.
+    """
 
     id: int
     writer: int
     reader: int
+    over: Backend | None = None
 
     def __str__(self) -> str:
-        return f"link {self.id} {self.writer} -> {self.reader}"
+        text = f"link {self.id} {self.writer} -> {self.reader}"
+        return text if self.over is None else f"{text} over {self.over}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEdge:
+    """What `with_tensor_transport` asked of a channel.
+
+    Attributes:
+        hint: the transport that was asked for.
+        device: where tensors are to lie at the reader.
+        static_shape: dtypes, shapes and layouts never change. Only on a channel between devices, as `direct_return`.
+        direct_return: each value is exactly one tensor.
+        because: why the value moves as it does, where the hint leaves that open; else None.
+    """
+
+    hint: TensorTransport
+    device: TensorDevice = TensorDevice.DEFAULT
+    static_shape: bool = False
+    direct_return: bool = False
+    because: str | None = None
+
+    def __str__(self) -> str:
+        text = f"hint {self.hint}"
+        text += f" device {self.device}" if self.device is not TensorDevice.DEFAULT else ""
+        text += " static_shape yes" if self.static_shape else ""
+        text += " direct_return yes" if self.direct_return else ""
+        return text if self.because is None else f"{text} because {json.dumps(self.because)}"
 
 
 @dataclass(frozen=True, slots=True)

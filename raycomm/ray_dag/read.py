@@ -155,11 +155,12 @@ def _collective(node: Any, common: _Common) -> View:
 def _hint(type_hint: Any) -> TransportHint | None:
     """Ray's channel type as the hint it was made from; "nccl" and "accelerator" are one there."""
     if isinstance(type_hint, AutoTransportType):
-        return TransportHint("auto", type_hint.device.value)
+        return TransportHint("auto", type_hint.device.value, type_hint._static_shape, type_hint._direct_return)
     if isinstance(type_hint, TorchTensorType):
+        promises = bool(type_hint.static_shape), bool(type_hint.direct_return)
         if type_hint._communicator is not None:
-            return TransportHint(type_hint._communicator, type_hint.device.value)
+            return TransportHint(type_hint._communicator, type_hint.device.value, *promises)
         # Its "auto" is what with_tensor_transport("shm") makes: through host memory.
-        transport = 'accelerator (or "nccl")' if type_hint.transport == TorchTensorType.ACCELERATOR else "shm"
-        return TransportHint(transport, type_hint.device.value)
+        transport = "accelerator" if type_hint.transport == TorchTensorType.ACCELERATOR else "shm"
+        return TransportHint(transport, type_hint.device.value, *promises)
     return None

@@ -30,7 +30,7 @@ from raycomm.graph.model import Actor, Const
 from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
 from raycomm.options import LoopThread, Options
-from raycomm.plan import Plan, lower, verify
+from raycomm.plan import Missing, Place, Plan, lower, on_devices, verify
 from raycomm.runtime import ray_errors
 from raycomm.runtime.actor_thread import claims_of_others, lend_thread, taken
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, ring_slots, rings_of
@@ -47,6 +47,10 @@ _LOOK_EVERY_S = 0.5
 _ANSWER_S = 20.0
 _DYING_S = 1.0
 _RESTART_PAUSE_S = 0.1
+
+_NO_DEVICE = Place.without(
+    Missing("GPU edges are not available in this version", "use 'auto' or 'shm', and device 'default' or 'cpu'")
+)
 
 # Which of them it is only the actor knows, and it does not answer.
 _NOT_THERE = (
@@ -82,7 +86,7 @@ def compile_graph(
     """
     graph = build(node, adapter)
     name = options.name or f"graph-{os.getpid()}-{next(_numbers)}"
-    plan = lower(graph, name)
+    plan = on_devices(lower(graph, name), graph, {actor.index + 1: _NO_DEVICE for actor in graph.actors})
     verify(plan)
     if not ray.is_initialized():
         raise CompileError(

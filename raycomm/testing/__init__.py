@@ -6,9 +6,10 @@
         graph = raycomm.compile(node)
 
 See `raycomm.testing.faults`. For programs that move tensors between devices there is a simulated one, see
-`raycomm.testing.simulated`.
+`raycomm.testing.simulated`; and for graphs without a cluster, to look at their plans, `stand_in`.
 """
 
 from raycomm.testing.faults import Action, Exit, ExitActor, Fault, Kill, Point, Raise, Sleep, Stall, inject
+from raycomm.testing.stand_in import stand_in
 
-__all__ = ["Action", "Exit", "ExitActor", "Fault", "Kill", "Point", "Raise", "Sleep", "Stall", "inject"]
+__all__ = ["Action", "Exit", "ExitActor", "Fault", "Kill", "Point", "Raise", "Sleep", "Stall", "inject", "stand_in"]

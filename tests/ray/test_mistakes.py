@@ -17,6 +17,7 @@ from ray.dag import InputNode as RayInputNode
 import raycomm
 from raycomm import ArgumentError, CompileError, InputNode, MultiOutputNode, SerializationError, bind
 from raycomm.observe import notice
+from raycomm.testing import stand_in
 from tests.ray.install_fixtures import compiled
 from tests.ray.workers import Gate, chain
 
@@ -179,3 +180,10 @@ async def _where_asyncio_wants_futures(graph: Any) -> None:
 def test_refs_where_asyncio_wants_futures(workers: list[Any]) -> None:
     with raycomm.compile(chain(workers[0].echo)) as graph:
         asyncio.run(_where_asyncio_wants_futures(graph))
+
+
+def test_a_stand_in_is_planned_and_not_run() -> None:
+    node = bind(stand_in(Gate, "W").entered, InputNode())
+    with pytest.raises(CompileError, match=r"StandIn\(W\) stands in for an actor: it can be planned and not be run") as caught:
+        raycomm.compile(node)
+    assert caught.value.node == "W"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,9 @@ from raycomm.graph import (
     InputNode,
     MultiOutputNode,
     ReduceOp,
+    TensorDevice,
+    TensorHint,
+    TensorTransport,
     allgather,
     allreduce,
     bind,
@@ -142,16 +144,17 @@ def test_gpu_transport(handles: tuple[Any, Any], transport: str) -> None:
     w, v = handles
     inp = RayInputNode()
     x = w.forward.bind(inp).with_tensor_transport(transport)
-    message = re.escape(
-        "transport 'accelerator (or \"nccl\")' of node Worker.forward: GPU edges are not available in this version; "
-        "use 'auto' or 'shm'"
-    )
-    refused(v.forward.bind(x), message, "Worker.forward")
+    last = v.forward.bind(x)
+    assert build(last, ADAPTER).hints == ((CallValue(0), TensorHint(TensorTransport.NCCL)),)
+    x.with_tensor_transport(transport, _static_shape=True, _direct_return=True)
+    promised = TensorHint(TensorTransport.NCCL, static_shape=True, direct_return=True)
+    assert build(last, ADAPTER).hints == ((CallValue(0), promised),)
 
 
 def test_device(handles: tuple[Any, Any]) -> None:
     w, _ = handles
-    refused(w.forward.bind(RayInputNode()).with_tensor_transport("shm", device="cuda"), "device 'cuda' of node", "Worker.forward")
+    graph = build(w.forward.bind(RayInputNode()).with_tensor_transport("auto", device="cuda"), ADAPTER)
+    assert graph.hints == ((CallValue(0), TensorHint(device=TensorDevice.GPU)),)
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm"])

@@ -105,6 +105,8 @@ def test_rings_are_made_accordingly() -> None:
         *(("slots", value) for value in (0, 3, -2, 1 << 16, 2.0, True, "2")),
         *(("share_tensors", value) for value in (1, "yes", 0.0)),
         *(("allow_pickle", value) for value in (0, "no", [])),
+        *(("sender_keeps", value) for value in (1, "no")),
+        *(("streams", value) for value in (1, (1,), (0, -1), (1, 2, 3), (True, 1), ("1", "2"), [1, 2])),
     ],
 )
 def test_bad_values(option: str, value: Any) -> None:

@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph import InputNode, MultiOutputNode, bind, build
+from raycomm.graph import (
+    CallValue,
+    InputNode,
+    InputValue,
+    Key,
+    MultiOutputNode,
+    TensorDevice,
+    TensorHint,
+    TensorTransport,
+    bind,
+    build,
+)
 from raycomm.graph.actor import read_actor
 from raycomm.graph.containers import MAX_OBJECTS, nested_nodes
 from raycomm.graph.nodes import is_own
@@ -266,9 +277,9 @@ def test_results_that_are_not_compiled_do_not_count() -> None:
     assert len(build(other).outputs) == 2
 
 
-@pytest.mark.parametrize("transport", ["nccl", "accelerator", "gloo", None, object()])
+@pytest.mark.parametrize("transport", ["tcp", "NCCL", None, object(), b"nccl"])
 @pytest.mark.parametrize("place", ["call", "element", "input", "part"])
-def test_transports(transport: object, place: str) -> None:
+def test_unknown_transports(transport: object, place: str) -> None:
     w, v = actor("W1"), actor("W2")
     inp = InputNode()
     first, _ = bind(w.split, inp if place == "input" else inp.x)
@@ -282,27 +293,68 @@ def test_transports(transport: object, place: str) -> None:
     assert target.with_tensor_transport("shm") is target
     assert build(root)
     assert target.with_tensor_transport(transport, _static_shape=True) is target
-    text = f"transport {transport!r} of node {name}: GPU edges are not available in this version; use 'auto' or 'shm'"
-    if isinstance(transport, str):
-        refused(root, re.escape(text), node=name, remedy="use 'auto' or 'shm'")
-    else:
-        refused(root, "GPU edges", node=name, remedy="use 'auto' or 'shm'")
+    shown = repr(transport) if isinstance(transport, str) else f"of type {type(transport).__name__}"
+    text = f"transport {shown} of node {name} is none that there is"
+    error = refused(root, re.escape(text), node=name, remedy="use 'auto', 'shm', 'nccl' (or 'accelerator') or 'gloo'")
+    assert error.argument == "transport"
 
 
-def test_devices() -> None:
+def test_unknown_devices() -> None:
     node = bind(actor("W1").forward, InputNode())
-    for device in ("default", "cpu"):
+    for device in ("default", "cpu", "gpu", "cuda"):
         assert build(node.with_tensor_transport(device=device))
-    for device in ("gpu", "cuda", "tpu", None):
+    for device in ("cuda:0", "tpu", None):
         node.with_tensor_transport(device=device)  # type: ignore[arg-type]
-        refused(node, f"device {device!r} of node W1.forward", node="W1.forward", remedy="'default' or 'cpu'")
+        error = refused(node, f"device {device!r} of node W1.forward", node="W1.forward", remedy="'default', 'cpu' or 'gpu'")
+        assert error.argument == "device"
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "remedy"),
+    [("nccl", "cpu", "'shm'"), ("accelerator", "cpu", "'shm'"), ("gloo", "gpu", "'nccl'"), ("gloo", "cuda", "'nccl'")],
+)
+def test_transports_and_devices_that_exclude_each_other(transport: str, device: str, remedy: str) -> None:
+    node = bind(actor("W1").forward, InputNode()).with_tensor_transport(transport, device)
+    refused(node, "of node W1.forward exclude each other", node="W1.forward", remedy=remedy)
 
 
 def test_a_repeated_method_is_named_with_its_number() -> None:
     w = actor("W1")
     x = bind(w.forward, InputNode())
-    y = bind(w.forward, x).with_tensor_transport("nccl")
-    refused(bind(w.forward, y), "node W1.forward#1:", node="W1.forward#1", remedy="shm")
+    y = bind(w.forward, x).with_tensor_transport("tcp")
+    refused(bind(w.forward, y), "node W1.forward#1 is none", node="W1.forward#1", remedy="shm")
+
+
+def test_hints_are_of_values() -> None:
+    """As the user gave them, the words for one thing made one; the parts of an input have what the whole has."""
+    w, v = actor("W1"), actor("W2")
+    inp = InputNode().with_tensor_transport("auto", "cuda")
+    inp.own.with_tensor_transport("shm")
+    first, second = bind(w.split, inp.x)
+    first.with_tensor_transport("accelerator", _static_shape=True)
+    second.with_tensor_transport("gloo", "cpu", _direct_return=True)
+    graph = build(MultiOutputNode([bind(v.join, first, second, inp.own), bind(w.forward, inp.own)]))
+    assert dict(graph.hints) == {
+        InputValue(Key("x")): TensorHint(TensorTransport.AUTO, TensorDevice.GPU),
+        InputValue(Key("own")): TensorHint(TensorTransport.SHM),
+        CallValue(0, 0): TensorHint(TensorTransport.NCCL, static_shape=True),
+        CallValue(0, 1): TensorHint(TensorTransport.GLOO, TensorDevice.CPU, direct_return=True),
+    }
+    assert build(bind(w.forward, InputNode())).hints == ()
+
+
+def test_a_communicator_of_the_cpu_is_shared_memory() -> None:
+    class Communicator:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def get_transport_name(self) -> str:
+            return self.name
+
+    node = bind(actor("W1").forward, InputNode()).with_tensor_transport(Communicator("cpu"))
+    assert build(node).hints == ((CallValue(0), TensorHint(TensorTransport.SHM)),)
+    node.with_tensor_transport(Communicator("accelerator"))
+    refused(node, "transport of type Communicator of node W1.forward", node="W1.forward", remedy="use 'auto'")
 
 
 class CyclicAdapter:

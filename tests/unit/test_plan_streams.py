@@ -259,3 +259,17 @@ def test_a_channel_between_devices_has_one_reader() -> None:
     channels = (replace(plan.channels[0], transport=Transport.DEVICE), *plan.channels[1:])
     with pytest.raises(CompileError, match="a channel between devices has one reader"):
         verify(replace(plan, channels=channels))
+
+
+def test_receives_that_move_know_of_queues_that_streams_share() -> None:
+    """Both send first, which streams of their own allow; where all streams share one queue, one of the two receives first."""
+    a, b = actor("A"), actor("B")
+    inp = InputNode()
+    one, two = bind(a.forward, inp), bind(b.forward, inp)
+    placed = assign_streams(on_device(build(MultiOutputNode([bind(a.join, two), bind(b.join, one)])), "both"))
+    moved = overlap(placed)
+    verify(moved)
+    with pytest.raises(DeadlockError, match="recv"):
+        verify(moved, hardware_queues=1)
+    verify(overlap(placed, hardware_queues=1), hardware_queues=1)
+    assert overlap(placed, hardware_queues=4) == moved

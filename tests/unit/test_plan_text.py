@@ -7,9 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raycomm.errors import CompileError
-from raycomm.graph import CollectiveKind, Key, Nothing, Position, ReduceOp, Whole
+from raycomm.graph import CollectiveKind, Key, Nothing, Position, ReduceOp, TensorDevice, TensorTransport, Whole
 from raycomm.plan import (
     ActorPlan,
+    Backend,
     Channel,
     Collective,
     Compute,
@@ -28,6 +29,7 @@ from raycomm.plan import (
     Send,
     Signature,
     StreamPolicy,
+    TensorEdge,
     Transport,
     Write,
     parse_plan,
@@ -68,8 +70,11 @@ projections = st.one_of(st.just(Whole()), st.just(Nothing()), st.builds(Position
 flags = st.one_of(st.none(), st.booleans())
 perhaps = st.one_of(st.none(), numbers)
 transports = st.sampled_from([Transport.SHARED_MEMORY, Transport.DEVICE])
-channels = st.builds(Channel, numbers, names, numbers, some_numbers, perhaps, perhaps, flags, flags, transports, st.booleans())
-links = st.builds(Link, numbers, numbers, numbers)
+hints, devices = st.sampled_from(TensorTransport), st.sampled_from(TensorDevice)
+tensors = st.one_of(st.none(), st.builds(TensorEdge, hints, devices, st.booleans(), st.booleans(), st.one_of(st.none(), names)))
+settings_given = (perhaps, perhaps, flags, flags, transports, st.booleans(), tensors)
+channels = st.builds(Channel, numbers, names, numbers, some_numbers, *settings_given)
+links = st.builds(Link, numbers, numbers, numbers, st.one_of(st.none(), st.sampled_from(Backend)))
 policies = st.sampled_from(StreamPolicy)
 given_channels = st.one_of(st.just(()), some_numbers)
 streams = st.one_of(
