@@ -14,7 +14,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -178,7 +178,7 @@ def _smallest_offender(value: object, path: str) -> tuple[object, str, str | Non
                 value, path = member, path + step
                 break
         else:
-            return value, path, _refusal(value, reduced)
+            return value, path, reduced.reason if isinstance(reduced, _NotReduced) else None
     return value, path, None
 
 
@@ -190,8 +190,21 @@ def _can_pickle(value: object) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class _NotReduced:
+    """A reducer that raised. What it raised is not kept: its frames would hold the value until a garbage collection.
+
+    Attributes:
+        refused: the class says itself that it is not pickled.
+        reason: and why; None where it says nothing, or another error came of it.
+    """
+
+    refused: bool
+    reason: str | None
+
+
 def _reduced(value: object) -> object:
-    """What pickle is told to pickle in place of `value`, or the exception that its reducer raises; None where pickle asks none.
+    """What pickle is told to pickle in place of `value`, or a `_NotReduced`; None where pickle asks no reducer.
 
     Asked once for each object on the way: a reducer may do more than to answer.
     """
@@ -200,7 +213,9 @@ def _reduced(value: object) -> object:
     try:
         return value.__reduce_ex__(_PROTOCOL)
     except Exception as error:
-        return error
+        refused = _reduces_itself(value) and _raised_on_purpose(error)
+        says = refused and isinstance(error, (TypeError, ValueError, pickle.PicklingError))
+        return _NotReduced(refused, _text(error).rstrip(".") or None if says else None)
 
 
 def _members(value: object, reduced: object) -> Iterator[tuple[object, str]]:
@@ -223,7 +238,7 @@ def _members(value: object, reduced: object) -> Iterator[tuple[object, str]]:
             yield _cell_contents(cell), f".<closure {name}>"
     if isinstance(reduced, tuple):
         yield from _reduced_members(value, reduced)
-    elif isinstance(reduced, Exception) and not (_reduces_itself(value) and _raised_on_purpose(reduced)):
+    elif isinstance(reduced, _NotReduced) and not reduced.refused:
         # Not refused as a whole: a lock, a socket; or one of slots without __getstate__. Its attributes are all there is.
         yield from ((item, f".{name}") for name, item in _attributes(value))
 
@@ -248,13 +263,6 @@ def _reduces_itself(value: object) -> bool:
     """Whether its class says how it is pickled, or that it is not."""
     kind = type(value)
     return kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
-
-
-def _refusal(value: object, reduced: object) -> str | None:
-    """What the class of `value` itself says of not being pickled; None where it says nothing, or another error came of it."""
-    if not isinstance(reduced, (TypeError, ValueError, pickle.PicklingError)):
-        return None
-    return _text(reduced).rstrip(".") or None if _reduces_itself(value) and _raised_on_purpose(reduced) else None
 
 
 def _raised_on_purpose(error: BaseException) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import enum
 import fractions
+import gc
 import pathlib
 import pickle
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from typing import Any, NamedTuple
 
 import msgpack
@@ -357,3 +360,29 @@ def test_other_errors_of_a_reducer_are_named(error: Exception) -> None:
     ) as caught:
         encode([Refusing(error)])
     assert caught.value.path == "value[0]"
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [1, {"x": value}], lambda value: lambda: value])
+@pytest.mark.parametrize("reducer", ["refuses", "is wrong", "is there"])
+def test_what_cannot_be_sent_is_free_when_its_error_is(wrap: Any, reducer: str) -> None:
+    """Not at the next garbage collection: until then its memory would count as in use."""
+
+    class Member:
+        def __reduce__(self) -> Any:
+            if reducer == "refuses":
+                raise TypeError("not to be pickled")
+            if reducer == "is wrong":
+                return self.missing  # type: ignore[attr-defined]
+            return Member, (threading.Lock(),)
+
+    gc.collect()
+    gc.disable()
+    try:
+        member = Member()
+        gone = weakref.ref(member)
+        with contextlib.suppress(SerializationError):
+            encode(wrap(member))
+        del member
+        assert gone() is None
+    finally:
+        gc.enable()
