@@ -5,9 +5,6 @@
 Any number of event loops, in any threads, may await on one graph: all watch the same pipe, and whichever wakes first serves all.
 A timer of a fifth of a second looks for dead actors, passed limits and lost notices, as parked threads do at the end of a slice.
 
-Waiters stand in rows: those for results of one output, by execution, and those for room, as they came. Where the first of a row
-has to wait on, so have all behind it, and are not looked at: thousands may wait, and each result still costs one look.
-
 What lost: a thread per process that waits and calls back costs two more switches per result, and cannot wait for several graphs
 at once on the kernels still in use; polling costs a core or milliseconds.
 """
@@ -15,13 +12,10 @@ at once on the kernels still in use; polling costs a core or milliseconds.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import threading
-import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Hashable
-from heapq import heappop, heappush
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from raycomm.channel import Deadline, ShmArena
@@ -45,11 +39,6 @@ class _Waiter(Generic[T]):
         self.future: asyncio.Future[T] = self.loop.create_future()
         self.settled = False  # no more attempts; changed only by who serves
         self.pause_s = _BUSY_S  # before the next attempt, where one has failed that was due
-
-    @property
-    def over(self) -> bool:
-        """Whether it needs no more attempts."""
-        return self.settled or self.future.done()
 
     def settle(self, value: T | None, error: BaseException | None) -> None:
         """Hand the outcome to the task, from any thread. A cancelled one does not want it; a closed loop cannot take it."""
@@ -76,26 +65,22 @@ class Line:
 
     def __init__(self) -> None:
         self._places: deque[_Place] = deque()
-        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._places)
 
     def enter(self) -> _Place:
         """A place at the end, for a task of the running loop."""
-        place = _Place(next(self._numbers), asyncio.get_running_loop())
+        place = _Place(asyncio.get_running_loop())
         self._places.append(place)
         return place
 
     def leave(self, place: _Place) -> bool:
         """Give a place up; False: it was given up before."""
-        if place.left:  # the commonest case, which spares looking through all of them
-            return False
         try:
             self._places.remove(place)
         except ValueError:
             return False
-        place.left = True
         return True
 
     def is_next(self, place: _Place) -> bool:
@@ -113,10 +98,8 @@ class Line:
 class _Place:
     """Of one task in a line."""
 
-    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.number = number
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.left = False
 
 
 class Waker:
@@ -128,12 +111,7 @@ class Waker:
 
     def __init__(self, arena: ShmArena) -> None:
         self._arena = arena
-        self._waiters: dict[_Waiter[Any], None] = {}  # in the order in which they came
-        # Heaps by place. Their entries compare as integers, so pushing and popping are single steps for other threads. Weak: who
-        # has left may stand there for a while, and must not keep the graph.
-        self._rows: dict[Hashable, list[tuple[int, int, weakref.ref[_Waiter[Any]]]]] = {}
-        self._numbers = itertools.count()
-        self._tasks: Counter[asyncio.AbstractEventLoop] = Counter()  # that wait here; each loop's changed in its thread only
+        self._waiters: list[_Waiter[Any]] = []
         self._watching: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
         self._serving = threading.Lock()
         self._wanted = False
@@ -141,8 +119,6 @@ class Waker:
 
     async def until(
         self,
-        row: Hashable,
-        place: int,
         attempt: Callable[[], T | None],
         due: Callable[[], bool],
         limit: float | None,
@@ -153,7 +129,6 @@ class Waker:
         """Wait in the event loop until `attempt` gives a value; cancelling the task only ends the wait.
 
         Args:
-            row, place: where it stands. Of the waiters of one row none is due while one with a smaller place is not.
             attempt: tries once, without waiting; None: not yet. What it raises is raised here.
             due: cheap; whether an attempt may succeed now.
             limit: seconds; None or -1: no limit.
@@ -164,8 +139,7 @@ class Waker:
         waiter = _Waiter(attempt, due, relieve)
         deadline, notice = Deadline(limit), Notice()
         try:
-            self._waiters[waiter] = None
-            heappush(self._rows.setdefault(row, []), (place, next(self._numbers), weakref.ref(waiter)))
+            self._waiters.append(waiter)
             self._watch(waiter.loop)
             self._serve()
             while True:
@@ -177,7 +151,7 @@ class Waker:
                 elif self._withdraw(waiter):
                     raise late()
         finally:
-            self._waiters.pop(waiter, None)  # if its loop was closed under it another one may have found that out
+            self._forget(waiter)
             waiter.future.cancel()
             self._unwatch(waiter.loop)
             del waiter
@@ -192,16 +166,13 @@ class Waker:
         return len(self._waiters)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._tasks[loop] += 1
         if loop not in self._watching:
             loop.add_reader(self._arena.core.waker, self._rung)
             self._watching[loop] = loop.call_later(_SLICE_S, self._tick, loop)
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._tasks[loop] -= 1
-        if self._tasks[loop] > 0:
+        if any(waiter.loop is loop for waiter in tuple(self._waiters)):  # a copy: other threads' tasks come and go
             return
-        del self._tasks[loop]
         self._soon.discard(loop)
         timer = self._watching.pop(loop, None)
         if timer is not None:
@@ -212,6 +183,12 @@ class Waker:
             self._arena.core.disarm()
             if self._waiters:  # in another thread, just now; it may have armed before
                 self._serve()
+
+    def _forget(self, waiter: _Waiter[Any]) -> None:
+        try:
+            self._waiters.remove(waiter)
+        except ValueError:
+            return  # its loop was closed under it, and another one has found that out
 
     def _withdraw(self, waiter: _Waiter[Any]) -> bool:
         """End the attempts of one whose limit has passed; False: one has succeeded or goes on, in another thread."""
@@ -232,7 +209,7 @@ class Waker:
             self._arena.core.look_for_dead()
             self._watching[loop] = loop.call_later(_SLICE_S, self._tick, loop)
             self._serve()
-            for waiter in tuple(self._waiters)[:1]:
+            for waiter in tuple(self._waiters[:1]):
                 self._relieve(waiter)
 
     def _relieve(self, waiter: _Waiter[Any]) -> None:
@@ -262,46 +239,29 @@ class Waker:
                 self._serving.release()
 
     def _look(self) -> None:
-        if self._arena.closed[0] != 0:  # then all are due
-            for waiter in tuple(self._waiters):
-                self._serve_one(waiter)
-            return
-        for row in tuple(self._rows.values()):
-            while row:
-                first = row[0][2]()
-                if first is not None and not self._serve_one(first):
-                    break
-                entry = heappop(row)
-                other = entry[2]()
-                if other is not None and not other.over:  # one with a smaller place came meanwhile
-                    heappush(row, entry)
-
-    def _serve_one(self, waiter: _Waiter[Any]) -> bool:
-        """Let it try if it is due; False: it has to wait on."""
-        if waiter.loop.is_closed():
-            self._waiters.pop(waiter, None)
-            waiter.settled = True
-        if waiter.over:
-            return True
-        if self._arena.closed[0] == 0 and not waiter.due():
-            return False
-        try:
-            value = waiter.attempt()
-        except Exception as error:
-            # Without its traceback: that holds this frame, and with it the waiter, whose future holds the error.
-            waiter.settle(None, error.with_traceback(None))
-            return True
-        except BaseException as error:  # an interrupt, or what a reducer of the input raised: the task must not wait for ever
-            waiter.settle(None, RuntimeError(f"interrupted by {type(error).__name__} while it was being served"))
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            return True
-        if value is None:
-            self._again_soon(waiter.loop, waiter.pause_s)
-            waiter.pause_s = min(2 * waiter.pause_s, _SHORT_S)
-            return False
-        waiter.settle(value, None)
-        return True
+        ended = self._arena.closed[0] != 0
+        for waiter in tuple(self._waiters):
+            if waiter.loop.is_closed():
+                self._forget(waiter)
+                continue
+            if waiter.settled or waiter.future.done() or not (ended or waiter.due()):
+                continue
+            try:
+                value = waiter.attempt()
+            except Exception as error:
+                # Without its traceback: that holds this frame, and with it the waiter, whose future holds the error.
+                waiter.settle(None, error.with_traceback(None))
+                continue
+            except BaseException as error:  # an interrupt, or what a reducer of the input raised: the task must not wait for ever
+                waiter.settle(None, RuntimeError(f"interrupted by {type(error).__name__} while it was being served"))
+                if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                    raise
+                continue
+            if value is not None:
+                waiter.settle(value, None)
+            else:
+                self._again_soon(waiter.loop, waiter.pause_s)
+                waiter.pause_s = min(2 * waiter.pause_s, _SHORT_S)
 
     def _again_soon(self, loop: asyncio.AbstractEventLoop, pause_s: float) -> None:
         """Look once more in a moment: another thread is at that result, or memory is short."""

@@ -217,8 +217,6 @@ class CompiledGraph:
 
         try:
             return await self._waker.until(
-                line,
-                place.number,
                 lambda: attempt() if line.is_next(place) else None,
                 lambda: line.is_next(place) and self._has_room(),
                 limit,
@@ -260,8 +258,6 @@ class CompiledGraph:
             return
         limit = self.options.get_timeout
         await self._waker.until(
-            queue,
-            index,
             lambda: queue.try_take(ref) or None,
             lambda: ref._value is not PENDING or queue.has(index),
             limit,
