@@ -365,7 +365,6 @@ class CompiledGraph:
         """Teardown by `ray.shutdown`, as at exit."""
         self._connection.close()
         self.close_at_exit()
-        self._discard_results()
 
     def _discard_results(self) -> None:
         for queue in self._order:
