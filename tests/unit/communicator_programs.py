@@ -109,9 +109,8 @@ def exchange_on_chosen_streams(place: Place) -> Any:
     with streams(forth, back, send=out, recv=out), streams(way_in, recv=into):
         came = receive(out)
     got = place.device.to_host(came.tensor, into, place.hours)
-    with streams(forth, back, send=other, recv=other):
-        came = receive(other)
-    bad = refusal(lambda: came.event.synchronize(place.patience))
+    with streams(forth, back, send=other, recv=other):  # the other rank may have given up before this one launches
+        bad = refusal(lambda: receive(other).event.synchronize(place.patience))
     forth.abort(place.patience)
     back.abort(place.patience)
     return bool((got == numbers(peer, BIG)).all()), bad
@@ -256,11 +255,13 @@ def dead_peer(place: Place) -> Any:
     stream = place.device.stream("s")
     if place.rank == 1:
         place.die()
-    if place.rank == 0:
-        came = link.recv((BIG,), torch.float32, 1, stream=stream)
-    else:
-        came = link.allreduce(place.device.to_device(numbers(0), stream), stream=stream)
-    first = refusal(lambda: came.event.synchronize(place.hours))
+
+    def launch() -> Any:  # which raises by itself where the death is known already
+        if place.rank == 0:
+            return link.recv((BIG,), torch.float32, 1, stream=stream)
+        return link.allreduce(place.device.to_device(numbers(0), stream), stream=stream)
+
+    first = refusal(lambda: launch().event.synchronize(place.hours))
     tensor = place.device.to_device(numbers(0), place.device.stream("t"))
     return first, refusal(link.poll)["type"], refusal(lambda: link.send(tensor, 1))["type"]
 
