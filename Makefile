@@ -30,7 +30,7 @@ unit: $(VENV)/built
 
 slow: $(VENV)/built sanitize cross wheel
 	$(PY) -m pytest -m slow
-	$(PY) -m tests.soak --executions 20000 --seconds 120
+	$(PY) -m tests.soak --executions 50000 --seconds 120
 	$(PY) -m tests.chaos --seconds 45
 
 sanitize: $(VENV)/built

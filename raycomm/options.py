@@ -13,7 +13,7 @@
 | `share_tensors` | | False | several processes see one copy of a large tensor; promises that none of them writes to it |
 | `allow_pickle` | | True | False: a value that would have to be pickled is refused instead, with its path and type |
 | `loop_thread` | | "own" | "own": loop and plain calls of an actor run side by side; "actor": calls wait until teardown |
-| `spin_us` | microseconds | 0.5 | pause-spin before anything else |
+| `spin_us` | microseconds | 2 | pause-spin before anything else |
 | `yield_us` | microseconds | 100 | upper bound of the adaptive `sched_yield` spin before a waiter parks |
 | `name` | text | made up | the graph's name in messages |
 
@@ -122,7 +122,7 @@ class Options:
     share_tensors: bool = False
     allow_pickle: bool = True
     loop_thread: LoopThread = LoopThread.OWN
-    spin_us: float = 0.5
+    spin_us: float = 2.0
     yield_us: float = 100.0
     name: str | None = None
 

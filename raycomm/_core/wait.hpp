@@ -103,7 +103,7 @@ inline uint64_t ticks() {
 }
 
 struct WaitPolicy {
-  int64_t spin_ns = 500;
+  int64_t spin_ns = 2'000;
   int64_t yield_ns = 100'000;
   int64_t slice_ns = 200'000'000;  // a park never lasts longer: a lost notice, a signal or a death is seen at its end
 };
@@ -117,8 +117,9 @@ enum class Wake { ready, timed_out, slice_ended };
 class RecentWaits {
  public:
   // A pause-spin pays only where answers come within it. Elsewhere it keeps the core from the very process that is waited for: in a chain
-  // with more processes than cores the next one cannot start before this one yields.
-  int64_t spin(const WaitPolicy& policy) const { return average_ns_ <= 4 * policy.spin_ns ? policy.spin_ns : 0; }
+  // with more processes than cores the next one cannot start before this one yields. The limit lies above the spin, because waits that yield
+  // last longer: one slow moment must not keep a pair of processes yielding that would answer each other within the spin.
+  int64_t spin(const WaitPolicy& policy) const { return 2 * average_ns_ <= 3 * policy.spin_ns ? policy.spin_ns : 0; }
   int64_t window(const WaitPolicy& policy) const { return average_ns_ <= policy.yield_ns ? policy.yield_ns : policy.yield_ns / 8; }
   void learn(int64_t waited_ns) {
     if (waited_ns < kThrottled) average_ns_ += (waited_ns - average_ns_) / 8;

@@ -29,7 +29,7 @@ DEFAULTS = {
     "share_tensors": False,
     "allow_pickle": True,
     "loop_thread": "own",
-    "spin_us": 0.5,
+    "spin_us": 2.0,
     "yield_us": 100.0,
     "name": None,
 }
