@@ -77,6 +77,11 @@ def check_buffer(communicator: Communicator, into: Tensor, shape: Shape, dtype: 
         expected, given = shape_text(shape, dtype), shape_text(into.shape, into.dtype)
         text = f"{who(communicator)} receives {expected} from rank {peer}, was given a buffer of {given}"
         raise TensorMismatchError(text, expected=expected, given=given, **about(communicator, peer))
+    lazy = [name for name in ("conj", "neg") if getattr(into, f"is_{name}", bool)()]
+    if lazy:  # what arrives is plain memory, which this view would show changed
+        expected, given = "plain memory", f"a lazily evaluated {lazy[0]} of a tensor"
+        text = f"{who(communicator)} receives into {expected}, was given {given}; call .resolve_{lazy[0]}() first"
+        raise TensorMismatchError(text, expected=expected, given=given, **about(communicator, peer))
 
 
 def check_parts(communicator: Communicator, tensor: Tensor) -> None:

@@ -1,23 +1,18 @@
-"""Programs of ranks, for any communicator; and a process that runs them over gloo, one forked process per rank.
+"""Programs of ranks, for any communicator.
 
 A program is a function of a `Place`. What it returns goes to the test as JSON.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
-import sys
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from raycomm.device import Communicator, Device, streams
-from raycomm.errors import RaycommError
+from raycomm.device.combining import combine
+from raycomm.errors import CollectiveError, RaycommError
 
 BIG = 1_000_000
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.uint16, torch.bool, torch.complex64)
@@ -117,17 +112,24 @@ def exchange_on_chosen_streams(place: Place) -> Any:
 
 
 def dtypes(place: Place) -> Any:
+    """The last ones are kept negated or conjugated by torch, where the device's tensors are torch's."""
     (link,) = warm(place, "link")
     stream = place.device.stream("s")
     wrong = []
+    views: list[Any] = [lambda tensor: tensor, torch._neg_view, torch.conj]
     for dtype in DTYPES:
         for shape in ((), (0, 3), (2, 3, 4)):
-            values = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
-            if place.rank == 0:
-                link.send(place.device.to_device(values, stream), 1, stream=stream).synchronize(place.hours)
-            else:
+            for view in views[: 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1]:
+                values = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+                values = values * (1 + 2j) if dtype.is_complex else values
+                given = place.device.to_device(values, stream)
+                own = isinstance(given, torch.Tensor)
+                if place.rank == 0:
+                    link.send(view(given) if own else given, 1, stream=stream).synchronize(place.hours)
+                    continue
+                expected = view(values) if own else values
                 got = place.device.to_host(link.recv(shape, dtype, 0, stream=stream).tensor, stream, place.hours)
-                wrong += [] if got.dtype == dtype and torch.equal(got, values) else [f"{dtype} {shape}: {got}"]
+                wrong += [] if got.dtype == dtype and torch.equal(got, expected) else [f"{dtype} {shape}: {got}"]
     return wrong
 
 
@@ -228,6 +230,36 @@ def collectives(place: Place) -> Any:
     ]
 
 
+def operations(place: Place) -> Any:
+    """Every operation on every dtype; what came out differently from the same on the CPU, and what was refused."""
+    (link,) = warm(place, "link")
+    wrong: list[str] = []
+    refused: list[str] = []
+    for op in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor"):
+        for dtype in (*DTYPES, torch.int32, torch.float64, torch.uint8):
+            parts = [(numbers(rank, 2 * link.size) % 5 + rank).to(dtype) for rank in range(link.size)]
+            for kind in ("allreduce", "reducescatter"):
+                what = f"{kind} {op} {dtype}"
+                stream = place.device.stream(what)  # one on which something has failed has failed for good
+                try:
+                    expected = combine(kind, op, None, place.rank, parts)
+                except (ValueError, RuntimeError, TypeError):
+                    expected = None
+                try:
+                    launch = link.allreduce if kind == "allreduce" else link.reducescatter
+                    came = launch(place.device.to_device(parts[place.rank], stream), op, stream=stream)
+                    came.event.synchronize(place.hours)
+                except CollectiveError:
+                    refused.append(what)
+                    if expected is not None:
+                        wrong.append(f"{what} was refused")
+                    continue
+                got = place.device.to_host(came.tensor, stream)
+                if expected is None or got.dtype != dtype or not torch.allclose(got, expected.to(dtype), rtol=1e-2):
+                    wrong.append(f"{what}: {got.tolist()} for {None if expected is None else expected.tolist()}")
+    return wrong, len(refused)
+
+
 def unequal_collectives(place: Place) -> Any:
     shapes, average = warm(place, "shapes", "average")
     results = []
@@ -314,6 +346,7 @@ PROGRAMS = {
         refused_before_launch,
         refused_after_the_death_of_a_peer,
         collectives,
+        operations,
         unequal_collectives,
         missing_rank,
         dead_peer,
@@ -322,81 +355,3 @@ PROGRAMS = {
         abort,
     )
 }
-
-
-class GlooPlace:
-    """A rank in a process of its own. The store is a file."""
-
-    patience = 1.0
-    hours = 30.0
-
-    def __init__(self, rank: int, size: int, path: str) -> None:
-        from raycomm.device.cpu import CpuDevice
-
-        self.rank = rank
-        self.device = CpuDevice(f"cpu of rank {rank}")
-        self._size = size
-        self._store = torch.distributed.FileStore(path, -1)
-
-    def link(self, name: str) -> Communicator:
-        from raycomm.device.gloo import GlooCommunicator
-
-        return GlooCommunicator(self._store, name, self.rank, self._size, device=self.device)
-
-    def pause(self) -> None:
-        time.sleep(0.02)
-
-    def elsewhere(self) -> Any:
-        from raycomm.device.cpu import CpuDevice
-
-        return CpuDevice("elsewhere").stream("s")
-
-    def die(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def die_while_sending(self, link: Any, peer: int) -> None:
-        from raycomm.device.gloo import _header, _send
-
-        _send(link._group, _header(numbers(self.rank, BIG)), peer)  # The receiver has come, and now waits for the rest.
-        self.die()
-
-
-def run_ranks(name: str, size: int, path: str, limit_s: float) -> list[Any]:
-    """Fork a process per rank and run a program; what each returned, or how it ended. All have ended when this returns."""
-    ranks: list[tuple[int, int]] = []
-    for rank in range(size):
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                result = {"returned": PROGRAMS[name](GlooPlace(rank, size, path))}
-            except BaseException as error:
-                result = {"raised": repr(error)}
-            os.write(writing, json.dumps(result).encode())
-            os._exit(0)  # Threads in waits of gloo's stay behind.
-        os.close(writing)
-        ranks.append((pid, reading))
-    end = time.monotonic() + limit_s
-    results: list[Any] = []
-    for pid, reading in ranks:
-        said = b""
-        while select.select([reading], [], [], max(0.0, end - time.monotonic()))[0] and (more := os.read(reading, 1 << 16)):
-            said += more
-        os.close(reading)
-        os.kill(pid, signal.SIGKILL)  # It is ours and not yet waited for, so the number is not another's.
-        os.waitpid(pid, 0)
-        results.append(json.loads(said) if said else {"raised": "nothing was said"})
-    return results
-
-
-def main() -> None:
-    """Run what is asked for, one line each: program, ranks, path of the store."""
-    torch.set_num_threads(1)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        name, size, path = line.split()
-        print(json.dumps(run_ranks(name, int(size), path, limit_s=40.0)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

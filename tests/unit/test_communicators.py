@@ -1,7 +1,8 @@
-"""What every communicator does: the simulated one, under several seeds, and gloo between processes."""
+"""What every communicator does: the simulated one, under several seeds, gloo between processes, and NCCL's on a stand-in."""
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -96,17 +97,17 @@ def simulated(seed: int) -> Run:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    command = [sys.executable, "-m", "tests.unit.communicator_programs"]
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
+    command = [sys.executable, "-m", "tests.unit.communicator_ranks"]
     root = Path(__file__).parents[2]
     stage = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert stage.stdin is not None
     assert stage.stdout is not None
     stdin, stdout = stage.stdin, stage.stdout
 
-    def run(name: str, size: int) -> list[Any]:
+    def run(kind: str, name: str, size: int) -> list[Any]:
         path = tmp_path_factory.mktemp("store") / "store"
-        stdin.write(f"{name} {size} {path}\n")
+        stdin.write(f"{kind} {name} {size} {path}\n")
         stdin.flush()
         results = json.loads(stdout.readline())
         killed = {"raised": "nothing was said"}
@@ -115,7 +116,7 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
     try:
         assert stdout.readline() == "ready\n"
-        yield run
+        yield lambda kind: functools.partial(run, kind)
     finally:
         stdin.close()
         try:
@@ -126,10 +127,17 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             stdout.close()
 
 
+@pytest.fixture(params=["gloo", "nccl", "simulated 0", "simulated 1", "simulated 2", "simulated 3"])
+def run(request: pytest.FixtureRequest, processes: Callable[[str], Run]) -> Run:
+    kind, _, seed = request.param.partition(" ")
+    return simulated(int(seed)) if seed else processes(kind)
+
+
 @pytest.fixture(params=["gloo", "simulated 0", "simulated 1", "simulated 2", "simulated 3"])
-def run(request: pytest.FixtureRequest, gloo: Run) -> Run:
-    seed = request.param.partition(" ")[2]
-    return simulated(int(seed)) if seed else gloo
+def compares(request: pytest.FixtureRequest, processes: Callable[[str], Run]) -> Run:
+    """Those that look at what the other ranks launched. NCCL does not."""
+    kind, _, seed = request.param.partition(" ")
+    return simulated(int(seed)) if seed else processes(kind)
 
 
 def exchanged(rank: int) -> list[float]:
@@ -186,8 +194,8 @@ def test_a_given_buffer_is_filled(run: Run) -> None:
     assert run("given_buffer", 2)[1] == [True, [float(number) for number in range(8)]]
 
 
-def test_a_receiver_that_expects_something_else_fails_and_the_rest_works(run: Run) -> None:
-    error, other = run("mismatch", 2)[1]
+def test_a_receiver_that_expects_something_else_fails_and_the_rest_works(compares: Run) -> None:
+    error, other = compares("mismatch", 2)[1]
     assert error["type"] == "TensorMismatchError"
     assert (error["expected"], error["given"]) == ("float16 [2, 4]", "float32 [8]")
     assert error["communicator"] == "link"
@@ -225,8 +233,14 @@ def test_collectives(run: Run) -> None:
         assert results == [total, mine[2], mean, mine[0] + mine[1] + mine[2], [total[rank]], mine[1]]
 
 
-def test_collectives_over_unequal_tensors_fail_at_all_ranks(run: Run) -> None:
-    for shapes, average, scatter in run("unequal_collectives", 3):
+def test_every_operation_on_every_dtype_gives_what_the_cpu_gives_or_is_refused(run: Run) -> None:
+    for wrong, refused in run("operations", 3):
+        assert wrong == []
+        assert refused > 0
+
+
+def test_collectives_over_unequal_tensors_fail_at_all_ranks(compares: Run) -> None:
+    for shapes, average, scatter in compares("unequal_collectives", 3):
         assert shapes["type"] == "CollectiveError"
         assert "rank 2: allreduce" in shapes["text"]
         assert "[4]" in shapes["text"]

@@ -30,7 +30,15 @@ ALLOWED = {
 }
 MAY_IMPORT_RAY = {"runtime", "ray_dag"}
 # torch has its rooms, which are entered when the first tensor comes; cupy is only ever found in sys.modules.
-TORCH_ROOMS = ("codec/tensor.py", "runtime/torch_tensors.py", "device/cpu.py", "device/combining.py", "device/gloo.py")
+CUPY_ROOMS = ("device/cuda.py", "device/nccl.py")
+TORCH_ROOMS = (
+    "codec/tensor.py",
+    "runtime/torch_tensors.py",
+    "device/cpu.py",
+    "device/combining.py",
+    "device/gloo.py",
+    *CUPY_ROOMS,
+)
 
 
 def parts() -> list[str]:
@@ -108,14 +116,15 @@ def test_only_the_runtime_and_ray_dag_import_ray() -> None:
     assert wrong == []
 
 
-def test_torch_has_its_rooms_and_cupy_none() -> None:
+def test_torch_and_cupy_have_their_rooms() -> None:
     wrong = []
     for file in sorted(PACKAGE.rglob("*.py")):
         name = str(file.relative_to(PACKAGE))
         for module, line, at_import, checking in imports(file):
             top = module.split(".")[0]
             into_room = module in ("raycomm.codec.tensor", "raycomm.runtime.torch_tensors") and at_import
-            if not checking and (top == "cupy" or (top == "torch" and name not in TORCH_ROOMS) or into_room):
+            astray = (top == "torch" and name not in TORCH_ROOMS) or (top == "cupy" and (name not in CUPY_ROOMS or at_import))
+            if not checking and (astray or into_room):
                 wrong.append(f"{name}:{line}: {module}")
     assert wrong == []
 

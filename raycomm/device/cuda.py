@@ -1,0 +1,243 @@
+"""A CUDA device through torch and cupy: streams of its own, events, and memory from torch's caching allocator.
+
+Streams are made with cupy and lent to torch, not torch's own: those come from a pool of 32 per device and are handed out in turn,
+so the 33rd name would share a stream with the first, and two transfers that must not wait for each other would. They are
+non-blocking: the legacy default stream, which waits for all others, does not wait for these.
+
+The host waits by looking at an event now and then, never inside the driver: a transfer whose peer has died never ends, and only
+a waiter that looks can also see that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from raycomm.device.base import Shape
+from raycomm.errors import CommunicatorError, TransferTimeoutError
+
+_SPIN_S = 50e-6
+_SLEEP_S = (20e-6, 500e-6)  # between two looks: the first, doubled up to the last
+
+# Raises what has gone wrong with a communicator.
+Look = Callable[[], None]
+
+_NO_LOOKS: frozenset[Look] = frozenset()
+
+
+class CudaEvent:
+    """A point in a stream. See `raycomm.device.Event`.
+
+    Args:
+        event: of torch, recorded.
+        what: for messages.
+        looks: of the communicators whose transfers come before it. One that has failed ends its kernels, so that events behind
+            them are reached although nothing arrived: then they raise what the communicator says.
+    """
+
+    def __init__(self, event: Any, what: str, looks: frozenset[Look]) -> None:
+        self.event = event
+        self.looks = looks
+        self._what = what
+        self._good = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has been reached."""
+        return bool(self.event.query())
+
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """Block until it is reached. See the interface."""
+        if self._good:
+            return
+        begin = time.monotonic()
+        pause = 0.0
+        while not self.event.query():
+            waited = time.monotonic() - begin
+            for look in self.looks:
+                look()
+            if limit_s is not None and waited >= limit_s:
+                text = f"{self._what} did not end within {limit_s} s; see whether the other end takes part, and in the same order"
+                raise TransferTimeoutError(text, limit_s=limit_s, waits_for=self._what)
+            if waited > _SPIN_S:
+                pause = min(max(2 * pause, _SLEEP_S[0]), _SLEEP_S[1])
+                time.sleep(pause if limit_s is None else min(pause, limit_s - waited))
+        for look in self.looks:
+            look()
+        self._good = True
+
+    def __str__(self) -> str:
+        return self._what
+
+
+class CudaStream:
+    """Work in the order of its launch. See `raycomm.device.Stream`.
+
+    Attributes:
+        torch: the stream as torch knows it, for ``with torch.cuda.stream(...)``.
+        handle: the CUDA handle, for libraries.
+    """
+
+    def __init__(self, device: CudaDevice, name: str, stream: Any) -> None:
+        self.device = device
+        self.name = name
+        self.torch = stream
+        self.handle = int(stream.cuda_stream)
+        self._looks = _NO_LOOKS
+
+    def record(self) -> CudaEvent:
+        """The end of what was launched so far."""
+        return self.mark("everything")
+
+    def mark(self, what: str, look: Look | None = None) -> CudaEvent:
+        """An event at the end of `what`, a transfer of the communicator that `look` looks at."""
+        if look is not None and look not in self._looks:
+            self._looks |= {look}
+        return CudaEvent(self.torch.record_event(), f"{what} on {self}", self._looks)
+
+    def wait(self, event: CudaEvent) -> None:
+        """What is launched from now on runs after `event`."""
+        self._looks |= event.looks
+        self.torch.wait_event(event.event)
+
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """Block until the stream is empty."""
+        self.record().synchronize(limit_s)
+
+    def __str__(self) -> str:
+        return f"stream {self.name} of {self.device.name}"
+
+
+class CudaDevice:
+    """One GPU, as this process sees it. See `raycomm.device.Device`. A context manager: on the way out its idle streams are free
+    to be used by others.
+
+    Args:
+        index: of the device among those that this process sees; None: torch's current one.
+
+    Raises:
+        CommunicatorError: there is no such device, or cupy is not installed.
+    """
+
+    def __init__(self, index: int | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise CommunicatorError("torch finds no CUDA device in this process; see nvidia-smi and CUDA_VISIBLE_DEVICES")
+        self.index = torch.cuda.current_device() if index is None else index
+        if not 0 <= self.index < torch.cuda.device_count():
+            text = f"there is no cuda:{self.index}; this process sees {torch.cuda.device_count()} CUDA devices"
+            raise CommunicatorError(text, device=f"cuda:{self.index}")
+        self.name = f"cuda:{self.index}"
+        self.torch = torch.device("cuda", self.index)
+        self._lock = threading.Lock()
+        self._streams: dict[str, CudaStream] = {}
+
+    def stream(self, name: str) -> CudaStream:
+        """The stream of that name."""
+        with self._lock:
+            if name not in self._streams:
+                self._streams[name] = CudaStream(self, name, _raw_streams.take(self.index))
+            return self._streams[name]
+
+    def current_stream(self) -> CudaStream:
+        """The stream on which this thread's torch code runs now: where a method's tensors are made."""
+        return CudaStream(self, "of the calling thread", torch.cuda.current_stream(self.torch))
+
+    def allocate(self, shape: Shape, dtype: torch.dtype, stream: CudaStream) -> torch.Tensor:
+        """Memory of torch's allocator, for use on `stream`."""
+        with torch.cuda.stream(stream.torch):
+            return torch.empty(shape, dtype=dtype, device=self.torch)
+
+    def record_stream(self, tensor: torch.Tensor, stream: CudaStream) -> None:
+        """Keep the memory until what is in `stream` now has ended."""
+        tensor.record_stream(stream.torch)
+
+    def holds(self, tensor: object) -> bool:
+        """Whether it is a dense tensor on this GPU."""
+        return isinstance(tensor, torch.Tensor) and tensor.device == self.torch and tensor.layout is torch.strided
+
+    def to_device(self, host: torch.Tensor, stream: CudaStream) -> torch.Tensor:
+        """A copy. CUDA reads pageable memory before the call returns, and pinned memory later: that is copied first."""
+        source = host.detach()
+        if source.is_pinned():
+            source = torch.empty_like(source, pin_memory=False).copy_(source)
+        with torch.cuda.stream(stream.torch):
+            return torch.empty_like(source, device=self.torch).copy_(source, non_blocking=True)
+
+    def to_host(self, tensor: torch.Tensor, stream: CudaStream, limit_s: float | None = None) -> torch.Tensor:
+        """A copy, made once `stream` is empty."""
+        stream.synchronize(limit_s)
+        with torch.cuda.stream(stream.torch):
+            return tensor.detach().cpu()
+
+    def synchronize(self, limit_s: float | None = None) -> None:
+        """Block until all streams of this object are empty."""
+        end = None if limit_s is None else time.monotonic() + limit_s
+        for event in [stream.record() for stream in list(self._streams.values())]:
+            event.synchronize(None if end is None else max(0.0, end - time.monotonic()))
+
+    def run(self, stream: CudaStream, work: Callable[[], object]) -> None:
+        """Have the torch code in `work` launch on `stream`."""
+        with torch.cuda.stream(stream.torch):
+            work()
+
+    def selected(self) -> AbstractContextManager[None]:
+        """Inside, this thread's CUDA calls are about this device."""
+        return torch.cuda.device(self.torch)
+
+    def close(self) -> None:
+        """Give the streams up. Does not block: one that still has work is used by nobody again."""
+        with self._lock:
+            streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            _raw_streams.give_back(self.index, stream.torch)
+
+    def __enter__(self) -> CudaDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class _RawStreams:
+    """CUDA streams of this process. None is ever destroyed: torch's allocator records an event on every stream that a tensor was
+    used on when the tensor is freed, which may be long after the device object that made the stream has gone. So they are kept
+    and used again, which is all the state there is here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[Any]] = {}
+        self._made: list[Any] = []  # keeps cupy from destroying them
+
+    def take(self, index: int) -> Any:
+        with self._lock:
+            idle = self._idle.get(index)
+            if idle:
+                return idle.pop()
+        try:
+            import cupy
+        except ImportError as error:
+            major = str(torch.version.cuda).partition(".")[0]
+            text = f"cupy, which streams and NCCL are used through, cannot be imported ({error}); pip install cupy-cuda{major}x"
+            raise CommunicatorError(text, device=f"cuda:{index}") from error
+        with cupy.cuda.Device(index):
+            made = cupy.cuda.Stream(non_blocking=True)
+        with self._lock:
+            self._made.append(made)
+        external: Any = torch.cuda.ExternalStream
+        return external(made.ptr, device=torch.device("cuda", index))
+
+    def give_back(self, index: int, stream: Any) -> None:
+        if stream.query():
+            with self._lock:
+                self._idle.setdefault(index, []).append(stream)
+
+
+_raw_streams = _RawStreams()
