@@ -340,7 +340,6 @@ namespace {
 
 // The memory of a block that was left to its holders, once none is left. Nobody acquires it any more, so nobody can be writing to it either.
 void give_memory_back(Mapping& mapping, BlockHeader& block) {
-  if (mapping.header().closed.load(std::memory_order_relaxed) == 0) return;  // a mark that its owner cannot have set
   for (auto& word : block.holders)
     if (word.load(std::memory_order_seq_cst) != 0) return;  // ORDER left-behind
   const uint64_t offset = block.offset, bytes = block.bytes;  // private copies, checked: whole pages of the pool
@@ -353,8 +352,10 @@ void give_memory_back(Mapping& mapping, BlockHeader& block) {
   mapping.header().pool_committed.fetch_sub(bytes, std::memory_order_relaxed);
 }
 
-bool left_to_holders(const BlockHeader& block) {
-  return block.given_back.load(std::memory_order_seq_cst) == static_cast<uint32_t>(GivenBack::by_last_holder);
+// While the graph runs its owner cannot have set that mark.
+bool left_to_holders(const Mapping& mapping, const BlockHeader& block) {
+  return block.given_back.load(std::memory_order_seq_cst) == static_cast<uint32_t>(GivenBack::by_last_holder) &&
+         mapping.header().closed.load(std::memory_order_relaxed) != 0;
 }
 
 }  // namespace
@@ -365,7 +366,7 @@ void leave_to_holders(Mapping& mapping, uint32_t index) {
   // ORDER left-behind (Dekker): we set the mark, then look at the holders; who lets go clears its bit, then looks at the mark. seq_cst, so at
   // least one of the two sees both.
   block.given_back.compare_exchange_strong(mark, static_cast<uint32_t>(GivenBack::by_last_holder), std::memory_order_seq_cst);
-  if (left_to_holders(block)) give_memory_back(mapping, block);
+  if (left_to_holders(mapping, block)) give_memory_back(mapping, block);
 }
 
 void let_go(Mapping& mapping, uint32_t index, uint32_t process) {
@@ -374,7 +375,7 @@ void let_go(Mapping& mapping, uint32_t index, uint32_t process) {
   // ORDER let-go: release, so that the owner (collect, acquire) writes the block again only after our last read of it. seq_cst for ORDER
   // left-behind: the bit first, then the mark.
   if ((block.holders[process / 64].fetch_and(~bit, std::memory_order_seq_cst) & bit) == 0) return;
-  if (left_to_holders(block)) return give_memory_back(mapping, block);
+  if (left_to_holders(mapping, block)) return give_memory_back(mapping, block);
   if (block.count.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   auto& top = mapping.header().free_stack;
   uint64_t head = top.load(std::memory_order_relaxed);
