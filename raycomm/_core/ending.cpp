@@ -8,7 +8,8 @@
 //                                                             finds the reader left
 //   a process that has died                                   whoever leaves later lets go for it, and the driver inherits its arena
 //
-// What is missed: the holds of a process that dies after everybody else has left. They last until the last mapping of the arena goes.
+// What is missed, and lasts until the last mapping of the arena goes: the holds of a process that dies after everybody else has left, and
+// what is let go of in the arena of one that never leaves. Tearing the graph down again, once they are dead, gets it.
 #include <sys/mman.h>
 
 #include <algorithm>

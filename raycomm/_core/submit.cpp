@@ -94,7 +94,8 @@ bool Reader::fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int
 
 bool Reader::fetch(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds) {
   const bool ok = fetch_in_turn(ref, results, unwanted, index, limit, deadline_after(seconds));
-  if (over_.load(std::memory_order_seq_cst) && queue_.try_enter()) {  // ORDER over; whoever has the turn now does it afterwards
+  // ORDER over: our turn is over, then this look. Whoever has the turn by now does it after that.
+  if (over_.load(std::memory_order_seq_cst) && graph_->own().made_under() == fork_epoch() && queue_.try_enter()) {
     const Queue::Turn turn(queue_);
     const KeptError error;
     discard_in_turn();
