@@ -220,7 +220,7 @@ NB_MODULE(_core, m) {
            "process"_a)
       .def("set_loop_state", [](const Arena& a, uint32_t state, uint32_t watcher) {
         if (a.graph->own().made_under() != fork_epoch()) return;
-        a.graph->own().header().loop_state.store(state, std::memory_order_seq_cst);  // ORDER parking: Arena::wait_left looks at it
+        a.graph->own().header().loop_state.store(state, std::memory_order_seq_cst);  // ORDER parking: Arena::wait_left looks at it; ORDER leaving
         a.graph->peer(watcher)->ring_bell();
       }, "state"_a, "watcher"_a)
       .def("wait_left", [](Arena& a, const std::vector<uint32_t>& processes, double seconds) {
@@ -230,6 +230,12 @@ NB_MODULE(_core, m) {
       }, "processes"_a, "timeout"_a)
       .def("trim", [](const Arena& a) {
         if (a.pool && here(a)) a.pool->trim();
+      })
+      .def("end", [](const Arena& a) {
+        if (!here(a)) return;
+        GilRelease released;
+        let_go_for_dead(*a.graph);
+        if (a.pool) a.pool->end();
       })
       .def_prop_ro("pool_in_use", [](const Arena& a) { return a.pool && here(a) ? a.pool->in_use() : 0; })
       .def_prop_ro("pool_committed", [](const Arena& a) { return a.pool ? a.pool->committed() : 0; })

@@ -70,7 +70,6 @@ class Loop:
         self._faults = faults
         self._registers: list[Any] = [None] * self._actor.registers
         self._execution = 0
-        self._readers: list[ShmReader] = []
         self._steps = self._prepare()
 
     def run(self) -> None:
@@ -90,9 +89,6 @@ class Loop:
 
     def __exit__(self, *_: object) -> None:
         self._registers.clear()
-        for reader in self._readers:
-            reader.discard_rest(0.0)
-        self._readers.clear()
         self._steps.clear()  # they know this loop: left to a garbage collection, the graph's memory would stay mapped until then
 
     def _prepare(self) -> list[Step]:
@@ -182,7 +178,7 @@ class Loop:
 
     def _reader(self, action: Read, place: int) -> ShmReader:
         channel = self._plan.channels[action.channel]
-        reader = self._arena.reader(
+        return self._arena.reader(
             channel.writer,
             channel.id,
             channel.readers.index(self._actor.process.index),
@@ -192,8 +188,6 @@ class Loop:
             claims=channel.writer == DRIVER,
             share_tensors=shares_tensors(channel, self._options),
         )
-        self._readers.append(reader)
-        return reader
 
     def _call_after(self, place: int) -> int | None:
         """The place of the call that comes right after the action at `place`."""

@@ -204,5 +204,7 @@ class Member:
             # The claim first: whoever sees that the loop has left may compile the next graph at once.
             if self._claim is not None:
                 self._claim.release()
-            self._arena.core.trim()  # the driver may keep its view of this memory for as long as the graph object lives
-            self._arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)
+            try:
+                self._arena.leave(DRIVER)
+            finally:
+                self._arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)  # whatever happened: the driver waits for it
