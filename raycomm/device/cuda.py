@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,10 +24,22 @@ from raycomm.errors import CommunicatorError, TransferTimeoutError
 _SPIN_S = 50e-6
 _SLEEP_S = (20e-6, 500e-6)  # between two looks: the first, doubled up to the last
 
-# Raises what has gone wrong with a communicator.
-Look = Callable[[], None]
 
-_NO_LOOKS: frozenset[Look] = frozenset()
+class Transferring(Protocol):
+    """What an event needs to know of a communicator whose transfers come before it."""
+
+    @property
+    def failure(self) -> CommunicatorError | None:
+        """What is known to have gone wrong. Set before anything is aborted."""
+
+    def check(self) -> None:
+        """Raise what the library says of transfers that have failed."""
+
+    def poll(self) -> None:
+        """Look for what has gone wrong, and raise it."""
+
+
+_NONE: frozenset[Transferring] = frozenset()
 
 
 class CudaEvent:
@@ -36,13 +48,12 @@ class CudaEvent:
     Args:
         event: of torch, recorded.
         what: for messages.
-        looks: of the communicators whose transfers come before it. One that has failed ends its kernels, so that events behind
-            them are reached although nothing arrived: then they raise what the communicator says.
+        transferring: the communicators whose transfers come before it.
     """
 
-    def __init__(self, event: Any, what: str, looks: frozenset[Look]) -> None:
+    def __init__(self, event: Any, what: str, transferring: frozenset[Transferring]) -> None:
         self.event = event
-        self.looks = looks
+        self.transferring = transferring
         self._what = what
         self._good = False
 
@@ -53,23 +64,34 @@ class CudaEvent:
 
     def synchronize(self, limit_s: float | None = None) -> None:
         """Block until it is reached. See the interface."""
-        if self._good:
-            return
         begin = time.monotonic()
         pause = 0.0
-        while not self.event.query():
+        while not self._reached():
+            for communicator in self.transferring:
+                communicator.poll()
             waited = time.monotonic() - begin
-            for look in self.looks:
-                look()
             if limit_s is not None and waited >= limit_s:
                 text = f"{self._what} did not end within {limit_s} s; see whether the other end takes part, and in the same order"
                 raise TransferTimeoutError(text, limit_s=limit_s, waits_for=self._what)
             if waited > _SPIN_S:
                 pause = min(max(2 * pause, _SLEEP_S[0]), _SLEEP_S[1])
                 time.sleep(pause if limit_s is None else min(pause, limit_s - waited))
-        for look in self.looks:
-            look()
+
+    def _reached(self) -> bool:
+        """A communicator that is aborted ends its kernels, so that what is behind them is reached although nothing arrived. So
+        first look for failures, then at the event: what had not failed by then was not aborted before it was reached."""
+        if self._good:
+            return True
+        failures = [communicator.failure for communicator in self.transferring]
+        if not self.event.query():
+            return False
+        for failure in failures:
+            if failure is not None:
+                raise failure.fresh()
+        for communicator in self.transferring:
+            communicator.check()
         self._good = True
+        return True
 
     def __str__(self) -> str:
         return self._what
@@ -88,21 +110,21 @@ class CudaStream:
         self.name = name
         self.torch = stream
         self.handle = int(stream.cuda_stream)
-        self._looks = _NO_LOOKS
+        self._transferring = _NONE
 
     def record(self) -> CudaEvent:
         """The end of what was launched so far."""
         return self.mark("everything")
 
-    def mark(self, what: str, look: Look | None = None) -> CudaEvent:
-        """An event at the end of `what`, a transfer of the communicator that `look` looks at."""
-        if look is not None and look not in self._looks:
-            self._looks |= {look}
-        return CudaEvent(self.torch.record_event(), f"{what} on {self}", self._looks)
+    def mark(self, what: str, communicator: Transferring | None = None) -> CudaEvent:
+        """An event at the end of `what`, a transfer of `communicator`."""
+        if communicator is not None and communicator not in self._transferring:
+            self._transferring |= {communicator}
+        return CudaEvent(self.torch.record_event(), f"{what} on {self}", self._transferring)
 
     def wait(self, event: CudaEvent) -> None:
         """What is launched from now on runs after `event`."""
-        self._looks |= event.looks
+        self._transferring |= event.transferring
         self.torch.wait_event(event.event)
 
     def synchronize(self, limit_s: float | None = None) -> None:

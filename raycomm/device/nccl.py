@@ -172,11 +172,20 @@ class NcclCommunicator:
 
         return Received(out, self._launch(f"broadcast on {self.name}", on, (data, into), launch, None))
 
+    @property
+    def failure(self) -> CommunicatorError | None:
+        """What is known to have gone wrong. Set before NCCL's communicator is aborted."""
+        return self._failure
+
     def poll(self) -> None:
         """Raise what has gone wrong. See the interface."""
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.fresh()
         self._poll_group()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what NCCL says of transfers that have failed."""
         if self._comm is not None:
             try:
                 self._comm.check_async_error()
@@ -215,7 +224,7 @@ class NcclCommunicator:
         self._gather(kind, tensor, whole, on)
         out = self.device.allocate(shape, tensor.dtype, on)
         self.device.run(on, lambda: out.copy_(combine(kind, op, None, self.rank, list(whole))))
-        return Received(out, on.mark(f"{kind} on {self.name}", self.poll))
+        return Received(out, on.mark(f"{kind} on {self.name}", self))
 
     def _gather(self, kind: str, tensor: torch.Tensor, out: torch.Tensor, on: CudaStream) -> CudaEvent:
         data, into = self._data(tensor, on), _bytes(out)
@@ -263,7 +272,7 @@ class NcclCommunicator:
                 raise self._broke(self._late(error, what, peer)) from error
             for tensor in kept:
                 self.device.record_stream(tensor, on)
-        event = on.mark(what, self.poll)
+        event = on.mark(what, self)
         self._last = on, event
         return event
 
@@ -345,13 +354,13 @@ class NcclCommunicator:
     def _broke(self, error: CommunicatorError, limit_s: float = 0.0) -> CommunicatorError:
         """Remember the first failure, and end what is under way; what to raise. Waits for at most `limit_s` seconds."""
         with self._lock:
-            first, self._failure = self._failure is None, self._failure or error
+            first, self._failure = self._failure is None, self._failure or error.fresh()
             comm = self._made
         if first and comm is not None:
             thread = threading.Thread(target=comm.abort, name=f"raycomm abort {self.name}", daemon=True)
             thread.start()
             thread.join(limit_s)
-        return self._failure
+        return self._failure.fresh()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

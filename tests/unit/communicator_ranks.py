@@ -64,7 +64,7 @@ def place_of(kind: str, rank: int, size: int, path: str) -> Place:
 
 
 def run_ranks(kind: str, name: str, size: int, path: str, limit_s: float) -> list[Any]:
-    """Fork a process per rank and run a program; what each returned, or how it ended. All have ended when this returns."""
+    """Fork a process per rank and run a program; what each returned, or that it died. All have ended when this returns."""
     ranks: list[tuple[int, int]] = []
     for rank in range(size):
         reading, writing = os.pipe()
@@ -74,20 +74,26 @@ def run_ranks(kind: str, name: str, size: int, path: str, limit_s: float) -> lis
                 result = {"returned": PROGRAMS[name](place_of(kind, rank, size, path))}
             except BaseException as error:
                 result = {"raised": repr(error)}
-            os.write(writing, json.dumps(result).encode())
-            os._exit(0)  # Threads in waits of gloo's stay behind.
+            os.write(writing, json.dumps(result).encode() + b"\n")
+            signal.alarm(round(limit_s))  # ends it, if nobody is there any more who would
+            signal.pause()  # until all have said theirs: who leaves while another still receives is a dead peer
         os.close(writing)
         ranks.append((pid, reading))
     end = time.monotonic() + limit_s
     results: list[Any] = []
-    for pid, reading in ranks:
+    for _, reading in ranks:
         said = b""
-        while select.select([reading], [], [], max(0.0, end - time.monotonic()))[0] and (more := os.read(reading, 1 << 16)):
+        while (
+            not said.endswith(b"\n")
+            and select.select([reading], [], [], max(0.0, end - time.monotonic()))[0]
+            and (more := os.read(reading, 1 << 16))
+        ):
             said += more
         os.close(reading)
+        results.append(json.loads(said) if said.endswith(b"\n") else {"raised": "nothing was said"})
+    for pid, _ in ranks:
         os.kill(pid, signal.SIGKILL)  # It is ours and not yet waited for, so the number is not another's.
         os.waitpid(pid, 0)
-        results.append(json.loads(said) if said else {"raised": "nothing was said"})
     return results
 
 

@@ -146,17 +146,22 @@ class PretendComm:
         self._size = size
         self._link = GlooCommunicator(library.store, name, rank, size, device=library.gpu._cpu)
         self._link.warm_up(30.0)
+        self._launched: list[CpuEvent] = []
 
     def send(self, address: int, count: int, dtype: int, peer: int, handle: int) -> None:
         data = memory(address, count, dtype)
-        self._later(peer, peer < self._rank, lambda: self._link.send(data, peer, stream=self._stream(handle)))
+        self._later(
+            peer, peer < self._rank, lambda: self._launched.append(self._link.send(data, peer, stream=self._stream(handle)))
+        )
 
     def recv(self, address: int, count: int, dtype: int, peer: int, handle: int) -> None:
         data = memory(address, count, dtype)
         self._later(
             peer,
             peer > self._rank,
-            lambda: self._link.recv(tuple(data.shape), data.dtype, peer, stream=self._stream(handle), into=data),
+            lambda: self._launched.append(
+                self._link.recv(tuple(data.shape), data.dtype, peer, stream=self._stream(handle), into=data).event
+            ),
         )
 
     def allReduce(self, address: int, out: int, count: int, dtype: int, op: int, handle: int) -> None:
@@ -176,10 +181,13 @@ class PretendComm:
         self._fill(memory(out, count, dtype), self._link.broadcast(data, root, stream=self._stream(handle)), handle)
 
     def check_async_error(self) -> None:
-        try:
-            self._link.poll()
-        except CommunicatorError as error:
-            raise RuntimeError(str(error)) from error
+        """Of what was launched: that a rank has gone away since is no error."""
+        for event in [event for event in self._launched if event.complete]:
+            self._launched.remove(event)
+            try:
+                event.synchronize()
+            except CommunicatorError as error:
+                raise RuntimeError(str(error)) from None
 
     def abort(self) -> None:
         self._link.abort(5.0)
@@ -188,6 +196,7 @@ class PretendComm:
         return self._library.gpu.by_handle[handle].cpu
 
     def _fill(self, out: torch.Tensor, came: Any, handle: int) -> None:
+        self._launched.append(came.event)
         self._library.gpu.by_handle[handle].launch("copy", lambda: (came.event.synchronize(), out.copy_(came.tensor)))
 
     def _later(self, peer: int, second: bool, call: Callable[[], object]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -26,12 +25,23 @@ class After:
         return self.left < 0
 
 
-def nothing() -> None:
-    return
+class Link:
+    """A communicator, whose peer dies at the n-th poll."""
 
+    def __init__(self, polls: int = 10**9, *, failed: bool = False) -> None:
+        self.failure: CommunicatorError | None = PeerDiedError("rank 1 is gone", peer=1) if failed else None
+        self.library_says: Exception | None = None
+        self._polls = polls
 
-def gone() -> None:
-    raise PeerDiedError("rank 1 is gone", peer=1)
+    def check(self) -> None:
+        if self.library_says is not None:
+            raise self.library_says
+
+    def poll(self) -> None:
+        self._polls -= 1
+        if self._polls < 0:
+            self.failure = PeerDiedError("rank 1 is gone", peer=1)
+            raise self.failure.fresh()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -41,7 +51,7 @@ def test_no_device_is_an_error_that_says_so() -> None:
 
 
 def test_the_host_waits_until_the_event_is_reached() -> None:
-    event = CudaEvent(After(30), "a send", frozenset((nothing,)))
+    event = CudaEvent(After(30), "a send", frozenset((Link(),)))
     event.synchronize()
     event.synchronize(0.0)  # and is not asked again
     assert event.event.left == -1
@@ -58,22 +68,33 @@ def test_a_limit_that_passes() -> None:
 
 
 @pytest.mark.parametrize("looks", [0, 10**9])
-def test_a_failure_before_an_event_is_raised_whether_it_is_reached_or_not(looks: int) -> None:
+def test_a_failure_that_was_known_is_raised_whether_the_event_is_reached_or_not(looks: int) -> None:
+    """It may be reached because what is before it was aborted."""
     with pytest.raises(PeerDiedError):
-        CudaEvent(After(looks), "a receive", frozenset((nothing, gone))).synchronize()
+        CudaEvent(After(looks), "a receive", frozenset((Link(), Link(0, failed=True)))).synchronize()
 
 
-def test_what_was_good_once_stays_good() -> None:
-    looks: list[Any] = []
+def test_a_failure_while_the_host_waits_ends_the_wait() -> None:
+    with pytest.raises(PeerDiedError):
+        CudaEvent(After(10**9), "a receive", frozenset((Link(20), Link()))).synchronize()
 
-    def look() -> None:
-        if looks:
-            gone()
 
-    event = CudaEvent(After(3), "a receive", frozenset((look,)))
+def test_what_had_been_reached_before_a_failure_was_known_is_good_and_stays_so() -> None:
+    link = Link(3)
+    event = CudaEvent(After(3), "a receive", frozenset((link,)))
     event.synchronize()
-    looks.append("the peer has died since")
+    with pytest.raises(PeerDiedError):
+        link.poll()
     event.synchronize()
+    with pytest.raises(PeerDiedError):
+        CudaEvent(After(0), "a receive", frozenset((link,))).synchronize()
+
+
+def test_a_transfer_that_the_library_ended_by_itself_is_not_good() -> None:
+    link = Link()
+    link.library_says = CommunicatorError("remote error")
+    with pytest.raises(CommunicatorError, match="remote error"):
+        CudaEvent(After(0), "a receive", frozenset((link,))).synchronize()
 
 
 @pytest.mark.parametrize(
