@@ -29,12 +29,12 @@ from tests.chaos.actors import Crew
 from tests.chaos.driving import ActorDiedError, Driver, Ended, Expected, Wrong
 from tests.chaos.events import Event, Killed, draw_event
 from tests.chaos.graphs import Draw, Spec, bind
-from tests.chaos.watching import Times, Watchdog, belongings, private_bytes, settled
+from tests.chaos.watching import Times, Watchdog, belongings, bytes_in_use, settled
 
 _MIX = 0x9E3779B97F4A7C15
 _PROGRESS_S = 5.0
-# Fitted growth of private memory over the second half of a run. Allocators keep what a rare combination of sizes once needed.
-_GROWTH_BYTES = 64 << 20
+# Fitted growth of memory in use over the second half of a run. Ray keeps some 13 KiB of each actor that was made and killed.
+_GROWTH_BYTES = 16 << 20
 _ENOUGH_SAMPLES = 40
 
 
@@ -160,9 +160,9 @@ class Run:
             left = settled(look, {})
             if left:
                 raise Wrong(f"left in actor {place}: {left}")
-            for what in ("private", "descriptors", "threads"):
+            for what in ("in use", "descriptors", "threads"):
                 self.samples.setdefault(f"actor {self.crew.pids[place]} {what}", []).append(last[what])
-        self.samples.setdefault("driver private", []).append(private_bytes())
+        self.samples.setdefault("driver in use", []).append(bytes_in_use())
 
     def growth(self) -> list[tuple[str, int, float, float]]:
         """(what, samples, first half's end, fitted growth over the second half) where there are enough samples."""
