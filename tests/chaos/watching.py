@@ -60,8 +60,11 @@ _BLOCK_BYTES = 128  # of Python's own allocator, by estimate: it counts blocks, 
 
 
 def bytes_in_use() -> int:
-    """What malloc and Python's allocator have handed out and not got back. Resident memory says less: of what was given back, glibc
-    keeps what lies between things in use, in as many arenas as there were threads at once; some 100 MiB in ten minutes."""
+    """What malloc and Python's allocator have handed out and not got back.
+
+    Resident memory says less: of what was given back, glibc keeps what lies between things in use, in as many arenas as there
+    were threads at once; some 100 MiB in ten minutes.
+    """
     heap = _mallinfo()
     return int(heap.uordblks) + int(heap.hblkhd) + sys.getallocatedblocks() * _BLOCK_BYTES
 
