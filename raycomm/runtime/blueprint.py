@@ -30,6 +30,7 @@ class Blueprint:
     version: str = __version__
     layout: int = 0
     faults: tuple[Fault, ...] = ()
+    meeting: tuple[str, int] | None = None  # where the ends of links meet, see `links.meeting_point`
     loop: Callable[..., Any] | None = None  # makes what runs the actions; None: `Loop`
 
 

@@ -37,6 +37,7 @@ from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, addres
 from raycomm.runtime.coroutines import on_event_loop
 from raycomm.runtime.driver import CompiledGraph
 from raycomm.runtime.fault_points import faults_by_actor
+from raycomm.runtime.links import meeting_point
 from raycomm.runtime.refs import Ref
 from raycomm.runtime.setup import prepare
 from raycomm.runtime.thread_state import on_actor_thread
@@ -48,8 +49,8 @@ _ANSWER_S = 20.0
 _DYING_S = 1.0
 _RESTART_PAUSE_S = 0.1
 
-_NO_DEVICE = Place.without(
-    Missing("GPU edges are not available in this version", "use 'auto' or 'shm', and device 'default' or 'cpu'")
+_NO_GPU = Place.cpu(
+    Missing("GPU edges are not available in this version", "use 'auto', 'shm' or 'gloo', and device 'default' or 'cpu'")
 )
 
 # Which of them it is only the actor knows, and it does not answer.
@@ -86,7 +87,7 @@ def compile_graph(
     """
     graph = build(node, adapter)
     name = options.name or f"graph-{os.getpid()}-{next(_numbers)}"
-    plan = on_devices(lower(graph, name), graph, {actor.index + 1: _NO_DEVICE for actor in graph.actors})
+    plan = on_devices(lower(graph, name), graph, {actor.index + 1: _NO_GPU for actor in graph.actors})
     verify(plan)
     if not ray.is_initialized():
         raise CompileError(
@@ -98,7 +99,8 @@ def compile_graph(
     arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=processes, processes=processes)
     arena.join(DRIVER)
     try:
-        addresses = _SetUp(graph, plan, options, arena, loop).run()
+        with meeting_point(plan) as meeting:
+            addresses = _SetUp(graph, plan, options, arena, meeting, loop).run()
         pids = {DRIVER: os.getpid()} | {address.process: address.pid for address in addresses}
         board = Board(plan, arena, pids, ring_slots(plan, options))
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
@@ -158,7 +160,15 @@ def _check_memory(plan: Plan, options: Options) -> None:
 class _SetUp:
     """The conversation with the actors of one graph."""
 
-    def __init__(self, graph: Graph, plan: Plan, options: Options, arena: ShmArena, loop: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        options: Options,
+        arena: ShmArena,
+        meeting: tuple[str, int] | None,
+        loop: Callable[..., Any] | None,
+    ) -> None:
         self._graph = graph
         self._plan = plan
         self._arena = arena
@@ -166,6 +176,7 @@ class _SetUp:
         self._deadline = Deadline(options.compile_timeout)
         self._notice = Notice()
         self._faults = faults_by_actor(graph, plan.name, injected())
+        self._meeting = meeting
         self._loop = loop
         self._processes = [process.index for process in plan.processes[1:]]
         self._node = ray.get_runtime_context().get_node_id()
@@ -264,6 +275,7 @@ class _SetUp:
             self._node,
             layout=_core.LAYOUT_VERSION,
             faults=self._faults.get(actor.index, ()),
+            meeting=self._meeting,
             loop=self._loop,
         )
         handle: Any = actor.handle

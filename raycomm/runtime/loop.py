@@ -16,15 +16,18 @@ from typing import Any, Self
 from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thread but the main one
 
 from raycomm import _core
-from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter
+from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter, Writer
 from raycomm.codec import Failure, encode_failure
-from raycomm.errors import CompileError, RaycommError, SerializationError
+from raycomm.errors import RaycommError, SerializationError
 from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
+from raycomm.plan.transfer import Recv, Send
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
 from raycomm.runtime.coroutines import CoroutineMethod
 from raycomm.runtime.fault_points import FaultPoints
+from raycomm.runtime.links import Links
 from raycomm.runtime.memory_error import shared_memory_error
+from raycomm.runtime.transfers import Transfers, arriving
 from raycomm.testing.faults import Point
 
 Step = Callable[[], None]
@@ -49,6 +52,7 @@ class Loop:
         arena: this process's memory in the graph.
         options: the driver's.
         faults: what is to go wrong, for tests; none without.
+        links: this actor's, warmed up.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Loop:
         arena: ShmArena,
         options: Options,
         faults: FaultPoints,
+        links: Links,
     ) -> None:
         self._plan = plan
         self._options = options
@@ -71,6 +76,7 @@ class Loop:
         self._registers: list[Any] = [None] * self._actor.registers
         self._execution = 0
         self._readers: list[ShmReader] = []
+        self._links = links
         self._steps = self._prepare()
 
     def run(self) -> None:
@@ -100,8 +106,11 @@ class Loop:
             return [whole]
         steps: list[Step] = []
         marked = False  # whether the activity others see already names the coming call
+        ends = (self._registers, self._write_failure, self._unsent, self._now)
+        transfers = Transfers(self._plan, self._actor.process.index, self._arena, self._options, self._links, *ends)
         for place, action in enumerate(self._actor.actions):
             steps += self._faults.steps(_BEFORE.get(type(action)), self._now)
+            steps += [transfers.settle(register) for register in arriving(self._actor.actions, place)]
             if isinstance(action, Read):
                 steps.append(self._read(action, place))
                 marked = self._call_after(place) is not None
@@ -117,10 +126,10 @@ class Loop:
                 steps.append(self._write(action))
             elif isinstance(action, Release):
                 steps.append(self._release(action))
+            elif isinstance(action, Send):
+                steps.append(transfers.send(action))
             else:
-                text = f"graph {self._plan.name!r}, actor {self._actor.process.label}: {action}: no device to move values between"
-                remedy = "leave the edge on shared memory"
-                raise CompileError(f"{text}; {remedy}", node=str(action), remedy=remedy)
+                steps.append(transfers.recv(action, self._reader(action, place)))
             steps += self._faults.steps(_AFTER.get(type(action)), self._now)
         return steps
 
@@ -180,7 +189,7 @@ class Loop:
 
         return step
 
-    def _reader(self, action: Read, place: int) -> ShmReader:
+    def _reader(self, action: Read | Recv, place: int) -> ShmReader:
         channel = self._plan.channels[action.channel]
         reader = self._arena.reader(
             channel.writer,
@@ -345,7 +354,7 @@ class Loop:
 
         return step
 
-    def _write_failure(self, writer: ShmWriter, failure: Failure) -> None:
+    def _write_failure(self, writer: Writer, failure: Failure) -> None:
         kind, text, origin = failure.type_name, failure.message, failure.origin
         reports = [(failure, NO_LIMIT)]
         # There may be no memory for all of it. Without its traceback it often fits a ring slot; one of our own errors, which say

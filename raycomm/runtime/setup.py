@@ -18,7 +18,7 @@ from ray.exceptions import AsyncioActorExit
 
 from raycomm import __version__, _core
 from raycomm.channel import Address, ShmArena, ShmReader
-from raycomm.errors import SerializationError
+from raycomm.errors import CommunicatorError, SerializationError
 from raycomm.options import LoopThread
 from raycomm.plan import Compute
 from raycomm.runtime import actor_thread, coroutines
@@ -26,6 +26,7 @@ from raycomm.runtime.actor_thread import Claim, Parked
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
 from raycomm.runtime.fault_points import FaultPoints
 from raycomm.runtime.lending import lending
+from raycomm.runtime.links import Links
 from raycomm.runtime.loop import Loop
 from raycomm.runtime.thread_state import ThreadState
 from raycomm.testing.faults import Point
@@ -176,16 +177,22 @@ class Member:
         try:
             for peer in sorted(peers_of(plan, process)):
                 arena.attach(addresses[peer])
-            kind = blueprint.loop or Loop
-            loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults)
         except (OSError, SerializationError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return
-        with loop:  # from here on: the graph may be closed before it runs
-            self._faults.reach(Point.SETUP_READY)
-            report.write(READY)
-            with lending(arena, plan):
-                loop.run()
+        with Links(plan, process, blueprint.meeting) as links:
+            kind = blueprint.loop or Loop
+            try:
+                links.warm_up(blueprint.options.compile_timeout)
+                loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults, links)
+            except (OSError, SerializationError, CommunicatorError, ImportError) as error:
+                report.write(f"{type(error).__name__}: {error}")
+                return
+            with loop:  # from here on: the graph may be closed before it runs
+                self._faults.reach(Point.SETUP_READY)
+                report.write(READY)
+                with lending(arena, plan):
+                    loop.run()
 
     def _announced(self, control: ShmReader) -> Any:
         """The driver's list of addresses. It may have given up before it knew of this arena, which it then cannot close."""

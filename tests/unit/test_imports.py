@@ -16,7 +16,7 @@ ALLOWED = {
     "errors": set(),
     "options": {"errors"},
     "codec": {"errors", "options", "_core"},
-    "channel": {"errors", "options", "codec", "_core"},
+    "channel": {"errors", "options", "codec", "device", "_core"},
     "comm": {"errors", "options", "codec", "channel", "_core"},
     "graph": {"errors", "options"},
     "plan": {"errors", "options", "graph"},
@@ -37,6 +37,8 @@ TORCH_ROOMS = (
     "device/cpu.py",
     "device/combining.py",
     "device/gloo.py",
+    "channel/device.py",
+    "runtime/links.py",
     *CUPY_ROOMS,
 )
 

@@ -1,0 +1,152 @@
+"""Edges over gloo, between real actors: values, order, failures of one execution, promises, deaths, and what is left behind."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import ray
+
+import raycomm
+from raycomm import ActorDiedError, ChannelClosedError, CompileError, InputNode, MultiOutputNode, bind
+from raycomm.errors import TensorMismatchError
+from tests.ray.tensor_actors import Tensors
+from tests.ray.workers import PATIENCE_S, Gate, until
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+_PROMPTLY_S = 20.0  # a hang guard
+
+
+@pytest.fixture(scope="module")
+def actors(cluster: None) -> list[Any]:
+    actors = [Tensors.remote() for _ in range(3)]
+    ray.get([actor.pid.remote() for actor in actors])
+    return actors
+
+
+def over_gloo(node: Any, **hints: Any) -> Any:
+    return node.with_tensor_transport("gloo", **hints)
+
+
+def test_a_chain(actors: list[Any]) -> None:
+    with InputNode() as x:
+        node = over_gloo(bind(actors[0].make, x))
+        node = over_gloo(bind(actors[1].twice, node))
+        node = bind(actors[2].sum, node)
+    with raycomm.compile(node) as graph:
+        assert "over gloo" in str(graph.plan)
+        assert [ref.get(PATIENCE_S) for ref in [graph.execute(number) for number in range(10)]] == [2000 * n for n in range(10)]
+        assert graph.execute(3).get(PATIENCE_S) == 6000
+
+
+def test_values_around_tensors_and_changing_shapes(actors: list[Any]) -> None:
+    with InputNode() as x:
+        nested = over_gloo(bind(actors[0].nested, x))
+        sized = over_gloo(bind(actors[0].make_of, x))
+        node = MultiOutputNode([bind(actors[1].check_nested, nested), bind(actors[1].sum, sized)])
+    with raycomm.compile(node) as graph:
+        for number in (1, 2, 2, 4096, 3):
+            nested_got, total = (ref.get(PATIENCE_S) for ref in graph.execute(number))
+            assert nested_got == [["x", "again", "number", "none"], 300.0 * number, "text", number]
+            assert total == number * number
+
+
+def test_several_readers_and_the_driver(actors: list[Any]) -> None:
+    with InputNode() as x:
+        made = over_gloo(bind(actors[0].make, x))
+        node = MultiOutputNode([bind(actors[1].sum, made), bind(actors[2].sum, made, made), bind(actors[0].sum, made), made])
+    with raycomm.compile(node) as graph:
+        for number in range(20):
+            first, second, own, tensor = (ref.get(PATIENCE_S) for ref in graph.execute(number))
+            assert (first, second, own) == (1000 * number, 2000 * number, 1000 * number)
+            assert (tensor == number).all()
+
+
+def test_both_directions_between_two_actors(actors: list[Any]) -> None:
+    with InputNode() as x:
+        there = [over_gloo(bind(actors[place].make, x)) for place in (0, 1)]
+        node = MultiOutputNode([bind(actors[0].sum, there[1]), bind(actors[1].sum, there[0])])
+    with raycomm.compile(node) as graph:
+        refs = [graph.execute(number) for number in range(8)]
+        assert [[ref.get(PATIENCE_S) for ref in row] for row in refs] == [[1000 * number] * 2 for number in range(8)]
+
+
+def test_a_buffer_that_its_method_uses_again(actors: list[Any], gate: Gate) -> None:
+    """The reader is held while the writer goes on, as far as it may."""
+    with InputNode() as x:
+        node = bind(actors[1].all_equal, bind(actors[1].at_gate, over_gloo(bind(actors[0].buffer, x)), gate.path))
+    with raycomm.compile(node, max_inflight=8) as graph:
+        refs = [graph.execute(number) for number in range(8)]
+        gate.wait_entered()
+        gate.open()
+        assert [ref.get(PATIENCE_S) for ref in refs] == list(range(8))
+
+
+def test_a_failing_execution_fails_alone(actors: list[Any]) -> None:
+    with InputNode() as x:
+        node = over_gloo(bind(actors[1].fail_on, over_gloo(bind(actors[0].make, x)), 3))
+        node = bind(actors[2].sum, node)
+    with raycomm.compile(node) as graph:
+        refs = [graph.execute(number) for number in range(8)]
+        for number, ref in enumerate(refs):
+            if number == 3:
+                with pytest.raises(ValueError, match="wrong value 3"):
+                    ref.get(PATIENCE_S)
+            else:
+                assert ref.get(PATIENCE_S) == 1000 * number
+
+
+@pytest.mark.parametrize("promise", ["_static_shape", "_direct_return"])
+def test_a_broken_promise_fails_one_execution(actors: list[Any], promise: str) -> None:
+    with InputNode() as x:
+        made = bind(actors[0].make_of if promise == "_static_shape" else actors[0].nested, x)
+        node = bind(actors[1].twice if promise == "_static_shape" else actors[1].check_nested, over_gloo(made, **{promise: True}))
+    with raycomm.compile(node) as graph:
+        if promise == "_static_shape":
+            assert graph.execute(4).get(PATIENCE_S).tolist() == [8.0] * 4
+        with pytest.raises(TensorMismatchError, match=f"{promise}.*leave the promise out"):
+            graph.execute(5).get(PATIENCE_S)
+        if promise == "_static_shape":
+            assert graph.execute(4).get(PATIENCE_S).tolist() == [8.0] * 4
+
+
+@pytest.mark.parametrize("who", ["writer", "reader"])
+def test_a_death_ends_the_graph(cluster: None, who: str) -> None:
+    mortal = [Tensors.remote() for _ in range(2)]
+    with InputNode() as x:
+        made = bind(mortal[0].make, x)
+        if who == "writer":
+            made = bind(mortal[0].die_at, made, 5)
+        node = bind(mortal[1].die_at, over_gloo(made), 5 if who == "reader" else -1)
+    with raycomm.compile(node) as graph:
+        refs = [graph.execute(number) for number in range(8)]
+        begin = time.monotonic()
+        with pytest.raises(ActorDiedError, match="exit code 3|died"):
+            for ref in refs:
+                ref.get(PATIENCE_S)
+        assert time.monotonic() - begin < _PROMPTLY_S
+
+
+def test_teardown_while_all_wait(actors: list[Any], gate: Gate) -> None:
+    """And nothing is left in the actors: threads of links and streams end with the graph."""
+    with InputNode() as x:
+        node = bind(actors[2].sum, over_gloo(bind(actors[1].at_gate, over_gloo(bind(actors[0].make, x)), gate.path)))
+    graph = raycomm.compile(node)
+    refs = [graph.execute(number) for number in range(4)]
+    gate.wait_entered()
+    graph.teardown(timeout=0)
+    gate.open()
+    with pytest.raises(ChannelClosedError):
+        refs[0].get()
+    until(lambda: not any(ray.get([actor.threads.remote() for actor in actors])), "the threads of the graph are gone")
+    with raycomm.compile(node) as again:
+        assert again.execute(2).get(PATIENCE_S) == 2000
+
+
+def test_nccl_is_refused_by_name(actors: list[Any]) -> None:
+    with InputNode() as x:
+        node = bind(actors[1].sum, bind(actors[0].make, x).with_tensor_transport("nccl"))
+    with pytest.raises(CompileError, match="use 'auto', 'shm' or 'gloo'"):
+        raycomm.compile(node)
