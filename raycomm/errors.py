@@ -30,7 +30,7 @@ keywords, and `__reduce__` hands them back.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 
 class RaycommError(Exception):
@@ -51,6 +51,11 @@ class RaycommError(Exception):
     def attributes(self) -> dict[str, Any]:
         """What the message was made from, by name."""
         return dict(self._attributes)
+
+    def fresh(self) -> Self:
+        """The same again, without traceback and cause. What is kept and raised more than once must not keep the frames it came
+        through: they would hold what was in them for as long as the error is kept."""
+        return type(self)(str(self), **self._attributes)
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

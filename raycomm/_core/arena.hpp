@@ -141,6 +141,10 @@ class Neighbourhood {
   uint32_t process() const { return process_; }
   void add_peer(uint32_t process, MappingRef mapping) { peers_.push_back({process, std::move(mapping)}); }
   MappingRef peer(uint32_t process) const;
+  template <class Visit>
+  void each_peer(const Visit& visit) const {
+    for (const Peer& peer : peers_) visit(peer.process, *peer.mapping);
+  }
 
   uint64_t closed() const { return own_->header().closed.load(std::memory_order_seq_cst); }
   // Closes the own arena and every peer's. Closing travels on: a loop that leaves does the same for its neighbours.

@@ -144,6 +144,10 @@ bool Writer::stage_and_publish(int64_t deadline) {
   for (size_t i = 0; i < rings_.size(); ++i) rings_[i].commit(staged_[i], *pool_);
   for (RingWriter& ring : rings_) ring.notify();
   pool_->trim_if_wanted();
+  if (pool_->ended()) {  // ORDER ended: published first, then this look. Another thread has ended the graph meanwhile: nobody may read this
+    GilRelease released;
+    pool_->end();
+  }
   return true;
 }
 
@@ -246,14 +250,22 @@ PyObject* Reader::read(double seconds) {
 
 bool Reader::discard_rest(double seconds) {
   if (!in_its_process(*graph_)) return false;
+  over_.store(true, std::memory_order_seq_cst);  // ORDER over: this first, then the turn; who gives up its turn looks at this afterwards
   switch (queue_.enter(deadline_after(seconds), [] { return false; })) {
     case Queue::Entered::raised: return false;
     case Queue::Entered::timed_out: return PyErr_SetNone(g_timed_out), false;
     case Queue::Entered::yes: break;
   }
   const Queue::Turn turn(queue_);
-  while (ring_.ready()) discard_one();
+  discard_in_turn();
   return true;
+}
+
+void Reader::discard_in_turn() {
+  role_.after_close = AfterClose::leave;  // nothing that comes later is handed out: its writer may let go of it for a reader that has left
+  if (decoder_.open() && ring_.ready()) discard_one();
+  GilRelease released;  // giving the memory of large blocks back takes the kernel a while
+  while (ring_.ready()) discard_one();
 }
 
 void Reader::discard_one() {

@@ -91,7 +91,9 @@ class Reader {
   // False: Python error set.
   bool fetch(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds);
   bool skip(double seconds);                                     // takes one message without decoding it
-  bool discard_rest(double seconds);                             // lets go of what is there: nobody will read it. Any thread
+  // The graph is closed: lets go of what is there, and hands out nothing more. Any thread; if another has its turn, up to the deadline and longer
+  // (TimedOut), or this one is in the middle of a fetch (Misuse), it happens at the end of that turn.
+  bool discard_rest(double seconds);
   bool ready() const { return ring_.ready(); }
   uint64_t taken() const { return ring_.taken(); }
   uint64_t published() const { return ring_.published(); }
@@ -99,7 +101,9 @@ class Reader {
  private:
   bool wait_ready(int64_t deadline, uint64_t began);
   bool fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int64_t deadline);
+  bool fetch_in_turn(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, int64_t deadline);
   void discard_one();
+  void discard_in_turn();
   bool begin_execution(uint64_t execution) const;  // false: it was cancelled
   Queue queue_;
   std::shared_ptr<Neighbourhood> graph_;
@@ -110,6 +114,7 @@ class Reader {
   ReaderRole role_;
   ProcessSet writer_{};
   std::atomic<bool> busy_{false};
+  std::atomic<bool> over_{false};
 };
 
 // The driver's claim on an execution that nobody has begun: true if no actor will run it.

@@ -73,8 +73,9 @@
 //   taken[r]                 reader r                 after the message was decoded or failed to decode
 //   block holders, count     writer sets              before publishing
 //                            reader process clears    its own bit, when its last view dies
-//   block given_back         reader process           before it clears the last bit, once the graph has ended
-//                            writer                   clears it when it learns of that
+//   block given_back         writer                   0 -> 1 for a block that is held when it leaves: it is its holders' now
+//                            reader process           1 -> 2 once nobody holds it, then gives its memory back to the system
+//                            writer                   -> 0 when it learns of that
 //   free_stack               any reader process       pushes a block whose last bit it cleared
 //                            writer                   takes the whole stack at once (so there is no ABA)
 //   closed                   any process              once, 0 -> reason
@@ -103,6 +104,8 @@ enum class Kind : uint32_t { value = 1, failure = 2 };
 // What a process does. Reading, writing (waiting for room) and memory are waits: the board row says for whom.
 enum class Activity : uint32_t { idle = 0, reading = 1, computing = 2, writing = 3, memory = 4 };
 enum class LoopState : uint32_t { none = 0, running = 1, left = 2 };
+// Of a block's memory: its owner sees to it; the owner has left, and whoever lets go of it last gives it back; that has happened.
+enum class GivenBack : uint32_t { no = 0, by_last_holder = 1, done = 2 };
 
 struct alignas(kLine) Doorbell {
   std::atomic<uint32_t> counter;
@@ -210,7 +213,7 @@ struct alignas(kLine) BlockHeader {
   std::atomic<uint32_t> count;                  // bits set; who clears the last one pushes the block on free_stack
   std::atomic<uint32_t> generation;
   std::atomic<uint32_t> next_free;
-  std::atomic<uint32_t> given_back;             // 1: whoever let go of it last gave its memory back to the system, for the graph had ended
+  std::atomic<uint32_t> given_back;             // see GivenBack
   uint64_t offset;  // of the bytes, from the start of the arena
   uint64_t bytes;
 };

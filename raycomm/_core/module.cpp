@@ -174,6 +174,13 @@ NB_MODULE(_core, m) {
       .def("committed", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().pool_committed.load(std::memory_order_relaxed); },
            "process"_a)
       .def("rest", [](const Arena& a) { a.graph->board().set(Activity::idle, 0, ticks()); })
+      // Others see that this process waits for what comes beside a channel's message, over a link. `mark` or `rest` ends it.
+      .def("await_transfer", [](const Arena& a, uint32_t channel, uint32_t writer) {
+        ProcessSet peers{};
+        add_to(peers, writer);
+        a.graph->board().close_call(ticks());
+        a.graph->board().set_waiting(Activity::reading, channel, peers, ticks());
+      }, "channel"_a, "writer"_a)
       .def("mark", [](const Arena& a, uint32_t subject) {
         const uint64_t now = ticks();
         a.graph->board().close_call(now);
@@ -220,7 +227,7 @@ NB_MODULE(_core, m) {
            "process"_a)
       .def("set_loop_state", [](const Arena& a, uint32_t state, uint32_t watcher) {
         if (a.graph->own().made_under() != fork_epoch()) return;
-        a.graph->own().header().loop_state.store(state, std::memory_order_seq_cst);  // ORDER parking: Arena::wait_left looks at it
+        a.graph->own().header().loop_state.store(state, std::memory_order_seq_cst);  // ORDER parking: Arena::wait_left looks at it; ORDER leaving
         a.graph->peer(watcher)->ring_bell();
       }, "state"_a, "watcher"_a)
       .def("wait_left", [](Arena& a, const std::vector<uint32_t>& processes, double seconds) {
@@ -230,6 +237,12 @@ NB_MODULE(_core, m) {
       }, "processes"_a, "timeout"_a)
       .def("trim", [](const Arena& a) {
         if (a.pool && here(a)) a.pool->trim();
+      })
+      .def("end", [](const Arena& a) {
+        if (!here(a)) return;
+        GilRelease released;
+        let_go_for_dead(*a.graph);
+        if (a.pool) a.pool->end();
       })
       .def_prop_ro("pool_in_use", [](const Arena& a) { return a.pool && here(a) ? a.pool->in_use() : 0; })
       .def_prop_ro("pool_committed", [](const Arena& a) { return a.pool ? a.pool->committed() : 0; })

@@ -37,11 +37,15 @@ void Pool::make_free(uint32_t index) {
   Entry& entry = records_[index];
   BlockHeader& block = own_->block(index);
   if (entry.state == State::published) out_bytes_ -= entry.bytes;
-  if (!entry.hole && block.given_back.load(std::memory_order_relaxed) != 0) {  // ordered by let-go; counted in pool_committed already
-    block.given_back.store(0, std::memory_order_relaxed);
-    entry.hole = true;
-    memory_ -= entry.bytes;
-    budget_->header().budget_used.fetch_sub(entry.bytes, std::memory_order_relaxed);
+  if (block.given_back.load(std::memory_order_relaxed) != 0) {
+    // ORDER left-behind: pairs with the exchange in leave_to_holders and let_go; either they give it back or we do.
+    const uint32_t mark = block.given_back.exchange(static_cast<uint32_t>(GivenBack::no), std::memory_order_seq_cst);
+    // Believed only of blocks that were left to their holders: anything else is a reader's nonsense.
+    if (mark == static_cast<uint32_t>(GivenBack::done) && entry.state == State::published && ended_.load(std::memory_order_relaxed)) {
+      entry.hole = true;  // counted in pool_committed already
+      memory_ -= entry.bytes;
+      budget_->header().budget_used.fetch_sub(entry.bytes, std::memory_order_relaxed);
+    }
   }
   entry.state = State::free;
   (entry.hole ? holes_ : free_)[entry.bytes].push_back(index);
@@ -67,7 +71,7 @@ void Pool::scan() {
 
 bool Pool::held(uint32_t index) const {
   bool any = false;
-  for (auto& word : own_->block(index).holders) any |= word.load(std::memory_order_acquire) != 0;  // ORDER let-go: pairs with fetch_and in let_go
+  for (auto& word : own_->block(index).holders) any |= word.load(std::memory_order_seq_cst) != 0;  // ORDER let-go: pairs with fetch_and in let_go
   return any;
 }
 
@@ -163,6 +167,7 @@ bool Pool::reserve(uint64_t bytes) {
 
 bool Pool::back(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error) {
   if (reserve(reserved)) return fill(offset, bytes, reserved, error);
+  error = 0;  // what lacks now is budget, whatever an earlier attempt met
   ArenaHeader& header = budget_->header();
   const uint64_t now = static_cast<uint64_t>(now_ns());
   header.budget_wanted_ns.store(now, std::memory_order_relaxed);
@@ -236,7 +241,7 @@ uint32_t Pool::acquire_locked(uint64_t bytes) {
   uint32_t index = 0;
   int error = 0;
   collect();
-  const bool found = !yields() && !holds_back(size) && (take_free(size, 2 * size, index) || fill_hole(size, 2 * size, index, error) || grow(size, index, error) ||
+  const bool found = !ended_.load(std::memory_order_relaxed) && !yields() && !holds_back(size) && (take_free(size, 2 * size, index) || fill_hole(size, 2 * size, index, error) || grow(size, index, error) ||
                      (scan(), take_free(size, 2 * size, index)) || join(size, index, error));  // before giving up: neighbours become one
   if (!found) {
     PoolExhausted report{bytes, 0, std::min(budget_->header().budget_limit, own_->file_bytes() - own_->pool_offset()), 0, error, {}};
@@ -333,26 +338,44 @@ uint64_t held_bytes(const Mapping& mapping) {
 
 namespace {
 
-// Gives the memory of a block that only `process` holds, and no longer reads, back to the system. While it holds it nobody else changes it, so
-// this can destroy nothing; where two let go at the same moment neither does it, and the memory goes with the last mapping.
-void give_memory_back(Mapping& mapping, BlockHeader& block, uint32_t process) {
-  for (uint32_t w = 0; w < kHolderWords; ++w)
-    if (block.holders[w].load(std::memory_order_acquire) != (w == process / 64 ? 1ull << (process % 64) : 0)) return;
+// The memory of a block that was left to its holders, once none is left. Nobody acquires it any more, so nobody can be writing to it either.
+void give_memory_back(Mapping& mapping, BlockHeader& block) {
+  for (auto& word : block.holders)
+    if (word.load(std::memory_order_seq_cst) != 0) return;  // ORDER left-behind
   const uint64_t offset = block.offset, bytes = block.bytes;  // private copies, checked: whole pages of the pool
   if (offset < mapping.pool_offset() || offset > mapping.file_bytes() || bytes > mapping.file_bytes() - offset || (offset | bytes) % kSmallestBlock != 0) return;
-  if (madvise(mapping.at(offset), bytes, MADV_REMOVE) != 0) return;  // through the mapping: the descriptors of peers' arenas are not kept
-  block.given_back.store(1, std::memory_order_relaxed);  // ORDER let-go
+  // Two that let go at the same moment both come here, and the owner may be at it as well: one of them does it.
+  auto mark = static_cast<uint32_t>(GivenBack::by_last_holder);
+  if (!block.given_back.compare_exchange_strong(mark, static_cast<uint32_t>(GivenBack::done), std::memory_order_seq_cst)) return;
+  // Through the mapping: the descriptors of peers' arenas are not kept. Of a file in memory it fails for no reason but a seal, which there is not.
+  madvise(mapping.at(offset), bytes, MADV_REMOVE);
   mapping.header().pool_committed.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+// While the graph runs its owner cannot have set that mark.
+bool left_to_holders(const Mapping& mapping, const BlockHeader& block) {
+  return block.given_back.load(std::memory_order_seq_cst) == static_cast<uint32_t>(GivenBack::by_last_holder) &&
+         mapping.header().closed.load(std::memory_order_relaxed) != 0;
 }
 
 }  // namespace
 
+void leave_to_holders(Mapping& mapping, uint32_t index) {
+  BlockHeader& block = mapping.block(index);
+  auto mark = static_cast<uint32_t>(GivenBack::no);
+  // ORDER left-behind (Dekker): we set the mark, then look at the holders; who lets go clears its bit, then looks at the mark. seq_cst, so at
+  // least one of the two sees both.
+  block.given_back.compare_exchange_strong(mark, static_cast<uint32_t>(GivenBack::by_last_holder), std::memory_order_seq_cst);
+  if (left_to_holders(mapping, block)) give_memory_back(mapping, block);
+}
+
 void let_go(Mapping& mapping, uint32_t index, uint32_t process) {
   BlockHeader& block = mapping.block(index);
   const uint64_t bit = 1ull << (process % 64);
-  if (mapping.header().closed.load(std::memory_order_relaxed) != 0) give_memory_back(mapping, block, process);
-  // ORDER let-go: release, so that the owner (collect, acquire) writes the block again only after our last read of it.
-  if ((block.holders[process / 64].fetch_and(~bit, std::memory_order_acq_rel) & bit) == 0) return;
+  // ORDER let-go: release, so that the owner (collect, acquire) writes the block again only after our last read of it. seq_cst for ORDER
+  // left-behind: the bit first, then the mark.
+  if ((block.holders[process / 64].fetch_and(~bit, std::memory_order_seq_cst) & bit) == 0) return;
+  if (left_to_holders(mapping, block)) return give_memory_back(mapping, block);
   if (block.count.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   auto& top = mapping.header().free_stack;
   uint64_t head = top.load(std::memory_order_relaxed);

@@ -129,8 +129,12 @@ class Pool {
   Shortage shortage(uint64_t wanted, uint64_t began, bool patient);
   // Gives the memory of free blocks back to the budget if some other process has lately found it used up. Any thread, without the GIL.
   void trim_if_wanted();
-  // Gives the memory of free blocks back to the system: the graph has ended.
+  // Gives the memory of free blocks back to the system.
   void trim();
+  // This process writes nothing more: the memory of free blocks goes back to the system now, that of held ones when their last holder lets go.
+  // Nothing can be acquired any more. To be called again after what was published nevertheless.
+  void end();
+  bool ended() const { return ended_.load(std::memory_order_seq_cst); }
 
   // Memory handed to the user to be filled in place: a block held by this process until the last view of it dies.
   Lease* lend(uint64_t bytes, unsigned char*& data);
@@ -173,6 +177,7 @@ class Pool {
   bool back(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);
   bool fill(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);  // the same, with what reserve() has got
   void trim_locked();
+  void let_go_for_left(uint32_t index);
   void make_free(uint32_t index);
   bool held(uint32_t index) const;  // by anybody; if not, all reads of it are over
 
@@ -205,10 +210,16 @@ class Pool {
   uint64_t free_bytes_ = 0; // in free blocks that have memory
   uint64_t out_bytes_ = 0;  // in published blocks, as far as is known: some may be free already
   int64_t trimmed_ns_ = 0;  // the last trim, on the clock of budget_wanted_ns
+  std::atomic<bool> ended_{false};
 };
 
-// Clears `process`'s bit on a block; whoever clears the last bit pushes the block on its owner's free stack. Idempotent.
-// Once the graph has ended its memory goes back to the system at once: its owner may have left, and others may map it for long.
+// Clears `process`'s bit on a block; whoever clears the last bit pushes the block on its owner's free stack, or gives its memory back to the
+// system if the owner has left. Idempotent.
 void let_go(Mapping& mapping, uint32_t index, uint32_t process);
+// The owner has left or died: from now on whoever lets go of the block last gives its memory back. If nobody holds it, that happens here.
+void leave_to_holders(Mapping& mapping, uint32_t index);
+// Lets go of what processes that have died hold, in every arena that this process has mapped. The driver also gives back what memory the
+// arenas of the dead have that nobody else holds.
+void let_go_for_dead(const Neighbourhood& graph);
 
 }  // namespace raycomm

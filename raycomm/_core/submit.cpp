@@ -93,7 +93,18 @@ bool Reader::fetch_one(PyObject* ref, PyObject* results, PyObject* unwanted, int
 }
 
 bool Reader::fetch(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, double seconds) {
-  const int64_t deadline = deadline_after(seconds);
+  const bool ok = fetch_in_turn(ref, results, unwanted, index, limit, deadline_after(seconds));
+  // ORDER over: our turn is over, then this look. Whoever has the turn by now does it after that.
+  if (over_.load(std::memory_order_seq_cst) && graph_->own().made_under() == fork_epoch() && queue_.try_enter()) {
+    const Queue::Turn turn(queue_);
+    const KeptError error;
+    discard_in_turn();
+    PyDict_Clear(results);
+  }
+  return ok;
+}
+
+bool Reader::fetch_in_turn(PyObject* ref, PyObject* results, PyObject* unwanted, uint64_t index, size_t limit, int64_t deadline) {
   while (taken() <= index) {
     if (!in_its_process(*graph_)) return false;
     const auto entered = queue_.enter(deadline, [&] { return taken() > index; });

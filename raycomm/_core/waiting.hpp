@@ -87,6 +87,17 @@ class MemoryWait {
   bool over_ = false;  // there was memory, or there will be none
 };
 
+// The Python error that is set, out of the way of other calls for a while.
+class KeptError {
+ public:
+  KeptError() { PyErr_Fetch(&type_, &value_, &trace_); }
+  KeptError(const KeptError&) = delete;
+  ~KeptError() { PyErr_Restore(type_, value_, trace_); }
+
+ private:
+  PyObject *type_ = nullptr, *value_ = nullptr, *trace_ = nullptr;
+};
+
 // One thread at a time and only in the process that made it; anything else is a clear error, not corruption.
 class Turn {
  public:
@@ -110,6 +121,11 @@ class Queue {
   template <class Served>
   Entered enter(int64_t deadline, const Served& served);
 
+  bool try_enter() {
+    if (!mutex_.try_lock()) return false;
+    return mine(), true;
+  }
+
   // Leaves on every way out, also by a C++ exception.
   class Turn {
    public:
@@ -125,6 +141,11 @@ class Queue {
   };
 
  private:
+  Entered mine() {
+    owner_ = pthread_self();
+    held_.store(true, std::memory_order_release);
+    return Entered::yes;
+  }
   std::timed_mutex mutex_;
   std::atomic<bool> held_{false};
   pthread_t owner_{};  // looked at only to recognise oneself
@@ -132,16 +153,10 @@ class Queue {
 
 template <class Served>
 Queue::Entered Queue::enter(int64_t deadline, const Served& served) {
-  const pthread_t me = pthread_self();
-  if (held_.load(std::memory_order_acquire) && pthread_equal(owner_, me)) {
+  if (held_.load(std::memory_order_acquire) && pthread_equal(owner_, pthread_self())) {
     PyErr_SetString(g_misuse, "the graph is called from inside one of its own calls on this thread (a signal handler, a reducer or a finalizer)");
     return Entered::raised;
   }
-  const auto mine = [&] {
-    owner_ = me;
-    held_.store(true, std::memory_order_release);
-    return Entered::yes;
-  };
   if (mutex_.try_lock()) return mine();
   for (;;) {
     bool entered;

@@ -14,6 +14,9 @@ The record is one of
 
 so nothing is received that nobody has sent. Both ends keep the last metadata; messages are neither lost nor read twice, so the
 two agree. A tensor whose elements lie densely in memory is sent in that order, and arrives with the same strides.
+
+A published record is a promise that its tensors follow. Where that fails on either side, the link is aborted: with one transfer
+more or less on it, the next value's tensors would arrive in this one's place.
 """
 
 from __future__ import annotations
@@ -21,16 +24,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
+import torch
+
 from raycomm.channel.base import NO_LIMIT, Reader, Writer
 from raycomm.channel.tensors import ONE_TENSOR, Structure, put_together, take_apart
 from raycomm.codec import Failure, decode, encode
+from raycomm.codec.tensor import is_exact
 from raycomm.device import Communicator, Event, Stream
 from raycomm.device.base import shape_text
-from raycomm.errors import SerializationError, TensorMismatchError
+from raycomm.device.checks import about, who
+from raycomm.errors import CommunicatorError, SerializationError, TensorMismatchError
 
 SAME: Final = 0
-# dtype without "torch.", shape as sent, and the places of the dimensions in it if they are not in order.
-_Metadata: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...] | None]
+_PLAIN: Final = 0
+_REQUIRES_GRAD: Final = 1
+_PARAMETER: Final = 2
+# dtype without "torch.", shape as sent, the places of the dimensions in it if they are not in order, and flags.
+_Metadata: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...] | None, int]
 
 
 class DeviceWriter:
@@ -87,7 +97,7 @@ class DeviceWriter:
             raycomm._core.Closed: the channel was closed.
             CommunicatorError: the link is of no use any more; the record was published.
         """
-        structure, tensors, leaves = take_apart(value, self._link.device.holds)
+        structure, tensors, leaves = take_apart(value, self._moves)
         if self._direct_return and structure != ONE_TENSOR:
             raise TensorMismatchError(
                 f"{self._name} is promised to be one tensor (_direct_return) and was a {type(value).__name__}; return the tensor "
@@ -96,22 +106,41 @@ class DeviceWriter:
                 given=type(value).__name__,
             )
         flat = [_flat(tensor, owned=self._keeps) for tensor in tensors]
-        metadata = tuple([(_name_of(tensor.dtype), tuple(tensor.shape), order) for tensor, order in flat])
+        metadata = tuple(
+            [
+                (_name_of(plain.dtype), tuple(plain.shape), order, _flags(tensor))
+                for tensor, (plain, order) in zip(tensors, flat, strict=True)
+            ]
+        )
         self._check_shapes(metadata)
+        if flat:
+            self._link.poll()
         if not leaves and (structure, metadata) == self._last:
             self._record.write(SAME, timeout)
         else:
             payload, buffers = encode(leaves, allow_pickle=self._allow_pickle) if leaves else (b"", [])
-            self._record.write((structure, metadata, bytes(payload), [bytes(buffer) for buffer in buffers]), timeout)
+            # Copies that may be written to: what is decoded over them belongs to the reader, as on any channel.
+            self._record.write((structure, metadata, bytes(payload), [bytearray(buffer) for buffer in buffers]), timeout)
             self._last = None if leaves else (structure, metadata)
-        if self._compute is not None and flat:
-            self._stream.wait(self._compute.record())
-        for tensor, _ in flat:
-            self._link.send(tensor, self._peer, stream=self._stream)
+        try:
+            if self._compute is not None and flat:
+                self._stream.wait(self._compute.record())
+            for tensor, _ in flat:
+                self._link.send(tensor, self._peer, stream=self._stream)
+        except BaseException as error:
+            raise _broken(self._link, f"sending {self._name} to rank {self._peer}", error) from None
 
     def write_failure(self, payload: Any, buffers: Any, timeout: float = NO_LIMIT) -> None:
         """Publish an encoded failure in place of a value."""
         self._record.write_failure(payload, buffers, timeout)
+
+    def _moves(self, value: Any) -> bool:
+        """Whether it is a tensor that the link carries exactly; all else goes with the record, where the codec refuses or keeps it."""
+        if not self._link.device.holds(value):
+            return False
+        if not isinstance(value, torch.Tensor):  # of a device whose tensors are not torch's
+            return True
+        return is_exact(value) and not (value.__dict__ or value.is_nested or value.is_quantized)
 
     def _check_shapes(self, metadata: tuple[_Metadata, ...]) -> None:
         if not self._static_shape:
@@ -129,23 +158,18 @@ class DeviceWriter:
 
 
 class Arriving:
-    """A value whose transfers are under way. Nobody looks at its tensors before `settle`."""
+    """A value whose transfers are under way. Nobody looks at its tensors before all `events` are reached.
 
-    __slots__ = ("_events", "_value")
+    Attributes:
+        events: of the transfers.
+        value: gives the value, after that; raises what decoding the rest of it raises.
+    """
+
+    __slots__ = ("events", "value")
 
     def __init__(self, value: Callable[[], Any], events: Sequence[Event]) -> None:
-        self._value = value
-        self._events = events
-
-    def settle(self, wait: Callable[[Event], None]) -> Any:
-        """The value, after `wait` was called with each event.
-
-        Raises:
-            what `wait` raises; what decoding the rest of the value raises.
-        """
-        for event in self._events:
-            wait(event)
-        return self._value()
+        self.value = value
+        self.events = events
 
 
 class DeviceReader:
@@ -156,10 +180,12 @@ class DeviceReader:
         link: a communicator, used for this direction only.
         peer: the writer's rank in it.
         stream: of the link's device; transfers are launched on it.
+        name: of the value, for messages.
     """
 
-    def __init__(self, record: Reader, link: Communicator, peer: int, stream: Stream) -> None:
+    def __init__(self, record: Reader, link: Communicator, peer: int, stream: Stream, *, name: str) -> None:
         self._record = record
+        self._name = name
         self._link = link
         self._peer = peer
         self._stream = stream
@@ -175,6 +201,12 @@ class DeviceReader:
         record = self._record.read(timeout)
         if type(record) is Failure:
             return record
+        try:
+            return self._launch(record)
+        except BaseException as error:
+            raise _broken(self._link, f"receiving {self._name} from rank {self._peer}", error) from None
+
+    def _launch(self, record: Any) -> Arriving:
         payload, buffers = b"", []
         if record == SAME:
             structure, metadata = self._last
@@ -182,10 +214,15 @@ class DeviceReader:
             structure, metadata, payload, buffers = record
             if not payload:
                 self._last = structure, metadata
-        came = [self._link.recv(shape, _dtype_of(name), self._peer, stream=self._stream) for name, shape, _ in metadata]
-        tensors = [_shaped(item.tensor, order) for item, (_, _, order) in zip(came, metadata, strict=True)]
-        leaves = (lambda: decode(payload, buffers)) if payload else list
-        return Arriving(lambda: put_together(structure, tensors, leaves()), [item.event for item in came])
+        came = [self._link.recv(shape, _dtype_of(name), self._peer, stream=self._stream) for name, shape, _, _ in metadata]
+        tensors = [_shaped(item.tensor, order) for item, (_, _, order, _) in zip(came, metadata, strict=True)]
+        flags = [flag for _, _, _, flag in metadata]
+
+        def value() -> Any:
+            leaves = decode(payload, buffers) if payload else []
+            return put_together(structure, list(map(_flagged, tensors, flags)), leaves)
+
+        return Arriving(value, [item.event for item in came])
 
 
 def _flat(tensor: Any, *, owned: bool) -> tuple[Any, tuple[int, ...] | None]:
@@ -216,13 +253,35 @@ def _shaped(tensor: Any, order: tuple[int, ...] | None) -> Any:
     return tensor.permute(back)
 
 
+def _flags(tensor: Any) -> int:
+    if type(tensor) is torch.nn.Parameter:
+        return _PARAMETER | (_REQUIRES_GRAD if tensor.requires_grad else _PLAIN)
+    return _REQUIRES_GRAD if getattr(tensor, "requires_grad", False) else _PLAIN
+
+
+def _flagged(tensor: Any, flags: int) -> Any:
+    """The tensor as it was at the sender: a parameter, or with its gradient asked for."""
+    if flags == _PLAIN:
+        return tensor
+    if flags & _PARAMETER:
+        return torch.nn.Parameter(tensor, requires_grad=bool(flags & _REQUIRES_GRAD))
+    return tensor.requires_grad_()
+
+
+def _broken(link: Communicator, what: str, error: BaseException) -> BaseException:
+    """What to raise once a record and its transfers have come apart; the link is of no use any more."""
+    link.abort(0.0)
+    if not isinstance(error, Exception) or (isinstance(error, CommunicatorError) and not isinstance(error, ValueError)):
+        return error
+    text = f"{what} at {who(link)}: {type(error).__name__}: {error}; the link is closed, compile the graph again"
+    return CommunicatorError(text, **about(link))
+
+
 def _name_of(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _dtype_of(name: str) -> Any:
-    import torch
-
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise SerializationError(
@@ -232,4 +291,15 @@ def _dtype_of(name: str) -> Any:
 
 
 def _text(metadata: Sequence[_Metadata]) -> str:
-    return ", ".join(shape_text(shape, name) for name, shape, _ in metadata) or "no tensor"
+    """With the order in memory where it is not that of the dimensions: it is part of the promise."""
+    return ", ".join(map(_one_text, metadata)) or "no tensor"
+
+
+def _one_text(entry: _Metadata) -> str:
+    name, shape, order, flags = entry
+    if order is not None:
+        back = sorted(range(len(order)), key=order.__getitem__)
+        shape = tuple(shape[place] for place in back)
+    laid = "" if order is None else f" with dimensions in the order {list(order)} in memory"
+    kind = {_PLAIN: "", _REQUIRES_GRAD: " with requires_grad"}.get(flags, " (a parameter)")
+    return f"{shape_text(shape, name)}{laid}{kind}"

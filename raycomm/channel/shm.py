@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raycomm.channel import memory
+from raycomm.channel.base import Deadline
 from raycomm.errors import ChannelError
 from raycomm.options import Options
 
@@ -82,6 +83,7 @@ class ShmArena:
         self.limit_bytes = limit_bytes
         self.address = address
         self._rings = {ring.channel: ring for ring in rings}
+        self._readers: list[ShmReader] = []  # all of them: when this process leaves, they let go of what they have not taken
 
     @classmethod
     def create(
@@ -160,13 +162,41 @@ class ShmArena:
         """
         policy = _core.AfterClose.DRAIN if drain else _core.AfterClose.LEAVE
         place = _core.NO_CALL if subject is None else subject
-        return _core.Reader(
+        reader = _core.Reader(
             self.core, writer, channel, index, policy, place, first=first, claims=claims, share_tensors=share_tensors
         )
+        self._readers.append(reader)
+        return reader
 
     def close(self, reason: int, process: int) -> None:
         """Close this arena and every attached one, and wake all their waiters. Idempotent: the first reason stays."""
         self.core.close(reason, process)
+
+    def leave(self, watcher: int, limit_s: float = 0.0) -> None:
+        """The last thing a process does in a graph that is closed: what it has not taken is let go of, its memory given back.
+
+        What others still hold of it is given back when they let go. Idempotent. `_core/ending.cpp` has the whole picture.
+
+        Args:
+            watcher: the process that is told, and waits for it.
+            limit_s: how long to wait for threads that are in the middle of a read. They discard the rest themselves then, and the
+                process does not count as having left.
+        """
+        deadline = Deadline(limit_s)
+        idle = self._discard_rest(deadline)
+        self.core.end()
+        if idle:
+            self.core.set_loop_state(_core.LOOP_LEFT, watcher)
+            self._discard_rest(deadline)  # published meanwhile, by who could not know that nobody reads it
+
+    def _discard_rest(self, deadline: Deadline) -> bool:
+        idle = True
+        for reader in self._readers:
+            try:
+                reader.discard_rest(deadline.left())
+            except (_core.TimedOut, _core.Misuse):
+                idle = False
+        return idle
 
     @property
     def closed(self) -> tuple[int, int]:

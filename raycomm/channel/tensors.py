@@ -34,37 +34,47 @@ def take_apart(value: Any, is_ours: Callable[[Any], bool]) -> tuple[Structure, l
     Raises:
         SerializationError: it is nested too deeply, or contains itself.
     """
-    tensors: list[Any] = []
-    leaves: list[Any] = []
-    numbers: dict[int, int] = {}
+    parts = _Parts(is_ours)
+    try:
+        return parts.structure_of(value), parts.tensors, parts.leaves
+    except RecursionError:
+        text = "a value that moves between devices is nested too deeply, or contains itself"
+        raise SerializationError(text, path="value", type_name=type(value).__name__) from None
 
-    def structure_of(part: Any) -> Structure:
+
+class _Parts:
+    """What has been found so far. No closure: one that calls itself is a cycle, and would keep the tensors until a collection."""
+
+    __slots__ = ("_is_ours", "_numbers", "leaves", "tensors")
+
+    def __init__(self, is_ours: Callable[[Any], bool]) -> None:
+        self._is_ours = is_ours
+        self._numbers: dict[int, int] = {}
+        self.tensors: list[Any] = []
+        self.leaves: list[Any] = []
+
+    def structure_of(self, part: Any) -> Structure:
+        """The structure of a part; what is in it is added."""
         kind = type(part)
         if kind is list or kind is tuple or kind is dict:
-            first_leaf = len(leaves)
-            parts = tuple([structure_of(item) for item in (part.values() if kind is dict else part)])
+            first_leaf = len(self.leaves)
+            parts = tuple([self.structure_of(item) for item in (part.values() if kind is dict else part)])
             if any(inner[0] != _LEAF for inner in parts):
                 if kind is not dict:
                     return (_LIST if kind is list else _TUPLE, parts)
                 keys = tuple(part)
                 if all(type(key) is str for key in keys):
                     return (_DICT, keys, parts)
-                leaves.append(keys)
-                return (_KEYED, len(leaves) - 1, parts)
-            del leaves[first_leaf:]  # nothing of ours in it: it stays whole
-        elif is_ours(part):
-            number = numbers.setdefault(id(part), len(tensors))
-            if number == len(tensors):
-                tensors.append(part)
+                self.leaves.append(keys)
+                return (_KEYED, len(self.leaves) - 1, parts)
+            del self.leaves[first_leaf:]  # nothing of ours in it: it stays whole
+        elif self._is_ours(part):
+            number = self._numbers.setdefault(id(part), len(self.tensors))
+            if number == len(self.tensors):
+                self.tensors.append(part)
             return (_TENSOR, number)
-        leaves.append(part)
-        return (_LEAF, len(leaves) - 1)
-
-    try:
-        return structure_of(value), tensors, leaves
-    except RecursionError:
-        text = "a value that moves between devices is nested too deeply, or contains itself"
-        raise SerializationError(text, path="value", type_name=type(value).__name__) from None
+        self.leaves.append(part)
+        return (_LEAF, len(self.leaves) - 1)
 
 
 def put_together(structure: Structure, tensors: Sequence[Any], leaves: Sequence[Any]) -> Any:

@@ -175,7 +175,7 @@ class NcclCommunicator:
     def poll(self) -> None:
         """Raise what has gone wrong. See the interface."""
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.fresh()
         self._poll_group()
         if self._comm is not None:
             try:
@@ -345,13 +345,13 @@ class NcclCommunicator:
     def _broke(self, error: CommunicatorError, limit_s: float = 0.0) -> CommunicatorError:
         """Remember the first failure, and end what is under way; what to raise. Waits for at most `limit_s` seconds."""
         with self._lock:
-            first, self._failure = self._failure is None, self._failure or error
+            first, self._failure = self._failure is None, self._failure or error.fresh()
             comm = self._made
         if first and comm is not None:
             thread = threading.Thread(target=comm.abort, name=f"raycomm abort {self.name}", daemon=True)
             thread.start()
             thread.join(limit_s)
-        return self._failure
+        return self._failure.fresh()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

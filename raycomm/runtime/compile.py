@@ -37,7 +37,7 @@ from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, addres
 from raycomm.runtime.coroutines import on_event_loop
 from raycomm.runtime.driver import CompiledGraph
 from raycomm.runtime.fault_points import faults_by_actor
-from raycomm.runtime.links import meeting_point
+from raycomm.runtime.links import Meeting, meeting_point
 from raycomm.runtime.refs import Ref
 from raycomm.runtime.setup import prepare
 from raycomm.runtime.thread_state import on_actor_thread
@@ -166,7 +166,7 @@ class _SetUp:
         plan: Plan,
         options: Options,
         arena: ShmArena,
-        meeting: tuple[str, int] | None,
+        meeting: Meeting | None,
         loop: Callable[..., Any] | None,
     ) -> None:
         self._graph = graph

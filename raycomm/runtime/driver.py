@@ -25,6 +25,7 @@ from raycomm.observe.status import GraphStatus, graph_status
 from raycomm.options import Options, check_limit
 from raycomm.plan import FromInput, Plan, project, split_arguments
 from raycomm.runtime.awaiting import Line, Waker
+from raycomm.runtime.blueprint import DRIVER
 from raycomm.runtime.connection import RayConnection
 from raycomm.runtime.lending import filled_by
 from raycomm.runtime.memory_error import shared_memory_error
@@ -35,6 +36,7 @@ from raycomm.runtime.teardown import EXIT_LIMIT_S, Teardown, dropped
 
 _MEMORY_LOOK_S = 0.05
 _LOOK_EVERY_S = 0.2
+_FETCH_LIMIT_S = 0.1  # teardown waits so long for threads in the middle of a fetch, which has been closed under them
 _NO_TIME_S = 1e-9  # one look, as with 0, but a shortage of memory is judged over several of them
 
 
@@ -350,10 +352,12 @@ class CompiledGraph:
         """
         limit, name = (self.options.teardown_timeout, "teardown_timeout") if timeout is None else (timeout, "timeout")
         deadline = Deadline(limit, "teardown")
-        with self._teardown.telling_if_interrupted():
-            self._close_now()
-            self._teardown.run(deadline, name, kill_actors=kill_actors)
-        self._discard_results()
+        try:
+            with self._teardown.telling_if_interrupted():
+                self._close_now()
+                self._teardown.run(deadline, name, kill_actors=kill_actors)
+        finally:
+            self._give_memory_back()
 
     def close_at_exit(self, limit_s: float = EXIT_LIMIT_S) -> None:
         """Teardown by the interpreter's exit hook: silent, and with a short limit, since Ray ends the actors right after."""
@@ -366,9 +370,11 @@ class CompiledGraph:
         self._connection.close()
         self.close_at_exit()
 
-    def _discard_results(self) -> None:
-        for queue in self._order:
-            queue.discard_rest()
+    def _give_memory_back(self) -> None:
+        """Or what nobody can fetch any more would stay for as long as this object."""
+        self._arena.leave(DRIVER, _FETCH_LIMIT_S)
+        for queue in self._order:  # afterwards: until then another thread's fetch may move results there
+            queue.clear()
 
     def _close_now(self) -> None:
         """Close all channels; only stores, so it may run in a signal handler or a finalizer."""
@@ -384,10 +390,12 @@ class CompiledGraph:
         if error is None or isinstance(error, Exception):
             self.teardown()
         else:  # KeyboardInterrupt, SystemExit, a cancelled task: somebody wants to leave
-            with self._teardown.telling_if_interrupted():
-                self._close_now()
-                self._teardown.leave(self.options.teardown_timeout)
-            self._discard_results()
+            try:
+                with self._teardown.telling_if_interrupted():
+                    self._close_now()
+                    self._teardown.leave(self.options.teardown_timeout)
+            finally:
+                self._give_memory_back()
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self.name!r}, {len(self.plan.processes) - 1} actors, {self.state}>"

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thread but the main one
 
@@ -27,8 +27,10 @@ from raycomm.runtime.coroutines import CoroutineMethod
 from raycomm.runtime.fault_points import FaultPoints
 from raycomm.runtime.links import Links
 from raycomm.runtime.memory_error import shared_memory_error
-from raycomm.runtime.transfers import Transfers, arriving
 from raycomm.testing.faults import Point
+
+if TYPE_CHECKING:
+    from raycomm.runtime.transfers import Transfers
 
 Step = Callable[[], None]
 
@@ -37,8 +39,11 @@ _ENDS = (AsyncioActorExit, _core.Closed)
 # What fails one execution: not only what is an Exception, for a method may use coroutines and generators.
 _FAILS = (Exception, GeneratorExit, asyncio.CancelledError)
 
-_BEFORE: dict[type, Point] = {Read: Point.BEFORE_READ, Write: Point.BEFORE_WRITE}
-_AFTER: dict[type, Point] = {Read: Point.AFTER_READ, Write: Point.AFTER_WRITE}
+_BEFORE: dict[type, Point] = {
+    **dict.fromkeys((Read, Recv), Point.BEFORE_READ),
+    **dict.fromkeys((Write, Send), Point.BEFORE_WRITE),
+}
+_AFTER: dict[type, Point] = {**dict.fromkeys((Read, Recv), Point.AFTER_READ), **dict.fromkeys((Write, Send), Point.AFTER_WRITE)}
 
 
 class Loop:
@@ -75,7 +80,6 @@ class Loop:
         self._faults = faults
         self._registers: list[Any] = [None] * self._actor.registers
         self._execution = 0
-        self._readers: list[ShmReader] = []
         self._links = links
         self._steps = self._prepare()
 
@@ -96,9 +100,6 @@ class Loop:
 
     def __exit__(self, *_: object) -> None:
         self._registers.clear()
-        for reader in self._readers:
-            reader.discard_rest(0.0)
-        self._readers.clear()
         self._steps.clear()  # they know this loop: left to a garbage collection, the graph's memory would stay mapped until then
 
     def _prepare(self) -> list[Step]:
@@ -106,11 +107,11 @@ class Loop:
             return [whole]
         steps: list[Step] = []
         marked = False  # whether the activity others see already names the coming call
-        ends = (self._registers, self._write_failure, self._unsent, self._now)
-        transfers = Transfers(self._plan, self._actor.process.index, self._arena, self._options, self._links, *ends)
+        transfers = self._transfers() if self._links else None
         for place, action in enumerate(self._actor.actions):
             steps += self._faults.steps(_BEFORE.get(type(action)), self._now)
-            steps += [transfers.settle(register) for register in arriving(self._actor.actions, place)]
+            if transfers is not None:
+                steps += transfers.settles(place)
             if isinstance(action, Read):
                 steps.append(self._read(action, place))
                 marked = self._call_after(place) is not None
@@ -126,12 +127,17 @@ class Loop:
                 steps.append(self._write(action))
             elif isinstance(action, Release):
                 steps.append(self._release(action))
-            elif isinstance(action, Send):
-                steps.append(transfers.send(action))
             else:
-                steps.append(transfers.recv(action, self._reader(action, place)))
+                assert transfers is not None
+                steps.append(transfers.send(action) if isinstance(action, Send) else transfers.recv(action))
             steps += self._faults.steps(_AFTER.get(type(action)), self._now)
         return steps
+
+    def _transfers(self) -> Transfers:
+        from raycomm.runtime.transfers import Transfers  # torch comes with it
+
+        ends = (self._registers, self._write_failure, self._unsent, self._now)
+        return Transfers(self._plan, self._actor, self._arena, self._options, self._links, *ends)
 
     def _now(self) -> int:
         return self._execution
@@ -189,9 +195,9 @@ class Loop:
 
         return step
 
-    def _reader(self, action: Read | Recv, place: int) -> ShmReader:
+    def _reader(self, action: Read, place: int) -> ShmReader:
         channel = self._plan.channels[action.channel]
-        reader = self._arena.reader(
+        return self._arena.reader(
             channel.writer,
             channel.id,
             channel.readers.index(self._actor.process.index),
@@ -201,13 +207,12 @@ class Loop:
             claims=channel.writer == DRIVER,
             share_tensors=shares_tensors(channel, self._options),
         )
-        self._readers.append(reader)
-        return reader
 
     def _call_after(self, place: int) -> int | None:
-        """The place of the call that comes right after the action at `place`."""
+        """The place of the call that comes right after the action at `place`; with links it may have to wait for what arrives."""
         actions = self._actor.actions
-        return place + 1 if place + 1 < len(actions) and isinstance(actions[place + 1], Compute) else None
+        is_call = not self._links and place + 1 < len(actions) and isinstance(actions[place + 1], Compute)
+        return place + 1 if is_call else None
 
     def _unread(self, error: SerializationError, action: Read) -> Failure:
         # The message was consumed: this execution fails, the next is untouched.

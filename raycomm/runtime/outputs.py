@@ -18,7 +18,6 @@ from raycomm.runtime.blueprint import shares_tensors
 from raycomm.runtime.refs import Ref
 
 _ONE_OUTPUT_S = 1.0
-_DISCARD_S = 0.1
 _SEVERAL_OUTPUTS_S = 0.05  # then `CompiledGraph.relieve` looks whether the other outputs stand in the way
 
 
@@ -110,13 +109,9 @@ class OutputQueue:
             raise _core.Overfull
         self.reader.fetch(None, self._results, self._unwanted, index, limit - 1, timeout_s)
 
-    def discard_rest(self) -> None:
-        """After the end: let go of what nobody can fetch any more, or its memory would stay for as long as the graph object."""
+    def clear(self) -> None:
+        """After the end, when nothing can be fetched any more: forget what waits for its ref."""
         self._results.clear()
-        try:
-            self.reader.discard_rest(_DISCARD_S)
-        except (_core.TimedOut, _core.Misuse):  # somebody is in the middle of a fetch
-            return
 
     def give_up(self, index: int) -> None:
         """The ref for `index` died. Only dictionary and set operations: may run inside a garbage collection, in any thread."""

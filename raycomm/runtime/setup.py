@@ -126,6 +126,7 @@ class Member:
         self._blueprint = blueprint
         self._arena = arena
         self._faults = faults
+        self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting, self._look)
         actors_thread = blueprint.options.loop_thread is LoopThread.ACTOR
         self._claim = Claim(blueprint.plan.name, blueprint.driver.nonce) if actors_thread else None
 
@@ -160,7 +161,11 @@ class Member:
             logger.exception("graph %r: the loop of %s failed; the graph is closed", plan.name, label)
             arena.close(_core.CLOSED_FAILED, process)
         finally:
-            self._leave()
+            # After the arena is closed: who waits for a link that breaks sees by then that the graph has ended.
+            try:
+                self._links.close()
+            finally:
+                self._leave()
 
     def give_up(self) -> None:
         """Instead of `serve`: the driver has gone before the loop began."""
@@ -180,19 +185,28 @@ class Member:
         except (OSError, SerializationError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return
-        with Links(plan, process, blueprint.meeting) as links:
-            kind = blueprint.loop or Loop
-            try:
-                links.warm_up(blueprint.options.compile_timeout)
-                loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults, links)
-            except (OSError, SerializationError, CommunicatorError, ImportError) as error:
-                report.write(f"{type(error).__name__}: {error}")
-                return
-            with loop:  # from here on: the graph may be closed before it runs
-                self._faults.reach(Point.SETUP_READY)
-                report.write(READY)
-                with lending(arena, plan):
-                    loop.run()
+        kind = blueprint.loop or Loop
+        self._faults.reach(Point.SETUP_LINKS)
+        try:
+            self._links.warm_up()
+            loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults, self._links)
+        except (OSError, SerializationError, CommunicatorError) as error:
+            report.write(f"{type(error).__name__}: {error}")
+            return
+        with loop:  # from here on: the graph may be closed before it runs
+            self._faults.reach(Point.SETUP_READY)
+            report.write(READY)
+            with lending(arena, plan):
+                loop.run()
+
+    def _look(self) -> None:
+        """Raise `Closed` if the graph has ended, or its driver is gone."""
+        arena = self._arena
+        arena.core.look_for_dead()
+        if arena.closed[0]:
+            raise _core.Closed(*arena.closed)
+        if arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
+            raise _core.Closed(_core.CLOSED_FAILED, DRIVER)
 
     def _announced(self, control: ShmReader) -> Any:
         """The driver's list of addresses. It may have given up before it knew of this arena, which it then cannot close."""
@@ -211,5 +225,7 @@ class Member:
             # The claim first: whoever sees that the loop has left may compile the next graph at once.
             if self._claim is not None:
                 self._claim.release()
-            self._arena.core.trim()  # the driver may keep its view of this memory for as long as the graph object lives
-            self._arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)
+            try:
+                self._arena.leave(DRIVER)
+            finally:
+                self._arena.core.set_loop_state(_core.LOOP_LEFT, DRIVER)  # whatever happened: the driver waits for it

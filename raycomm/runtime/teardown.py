@@ -1,4 +1,4 @@
-"""How a graph ends, once its channels are closed: wait for the loops, name or kill those that stay, give memory back."""
+"""How a graph ends, once its channels are closed: wait for the loops, name or kill those that stay."""
 
 from __future__ import annotations
 
@@ -118,7 +118,6 @@ class Teardown:
         self._tell_busy(late, f"but {when}", _IN_A_METHOD_S)
         if not late:
             self._handles = ()
-            self._arena.core.trim()
 
     def _tell_busy(self, late: list[int], how: str, longer_than_s: float) -> None:
         rows = map(self._board.row, late)

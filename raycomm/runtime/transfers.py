@@ -1,6 +1,6 @@
 """Sends and receives in an actor's loop, over its links.
 
-A register that a receive fills holds the value while it still arrives; whoever uses it lets it settle first, see `using`.
+A register that a receive fills holds the value while it still arrives; whoever uses it lets it settle first, see `settles`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from raycomm import _core
-from raycomm.channel import ShmArena, ShmReader, Writer
+from raycomm.channel import ShmArena, Writer
 from raycomm.channel.device import Arriving, DeviceReader, DeviceWriter
 from raycomm.codec import Failure
 from raycomm.device import Event
 from raycomm.errors import CommunicatorError, TransferTimeoutError
 from raycomm.options import Options
-from raycomm.plan import Action, Compute, Plan, Release
+from raycomm.plan import Action, ActorPlan, Compute, Plan, Release
 from raycomm.plan.registers import filled_and_used, given
 from raycomm.plan.transfer import Recv, Send
 from raycomm.runtime.links import Links
@@ -32,7 +32,7 @@ class Transfers:
 
     Args:
         plan: has the channels.
-        process: the actor's index in it.
+        actor: whose they are.
         arena: its memory in the graph; control records go through it.
         options: of the graph.
         links: warmed up.
@@ -45,7 +45,7 @@ class Transfers:
     def __init__(
         self,
         plan: Plan,
-        process: int,
+        actor: ActorPlan,
         arena: ShmArena,
         options: Options,
         links: Links,
@@ -55,7 +55,7 @@ class Transfers:
         now: Callable[[], int],
     ) -> None:
         self._plan = plan
-        self._label = plan.processes[process].label
+        self._process = actor.process
         self._arena = arena
         self._options = options
         self._links = links
@@ -63,6 +63,7 @@ class Transfers:
         self._send_failure = send_failure
         self._unsent = unsent
         self._now = now
+        self._arriving = arriving(actor.actions)
 
     def send(self, action: Send) -> Step:
         """Writes the record and launches the sends, or writes a failure."""
@@ -85,30 +86,41 @@ class Transfers:
 
         return step
 
-    def recv(self, action: Recv, record: ShmReader) -> Step:
+    def recv(self, action: Recv) -> Step:
         """Reads the record and launches the receives; or there is a failure."""
         registers, register, guarded = self._registers, action.register, self._guarded
         link, peer = self._links.end(action.link)
-        read = DeviceReader(record, link, peer, link.device.stream(f"stream {action.stream}")).read
+        channel = self._plan.channels[action.channel]
+        record = self._arena.reader(channel.writer, channel.id, channel.readers.index(self._process.index), drain=False)
+        stream = link.device.stream(f"stream {action.stream}")
+        read = DeviceReader(record, link, peer, stream, name=channel.value).read
 
         def step() -> None:
             registers[register] = guarded(read)
 
         return step
 
-    def settle(self, register: int) -> Step:
-        """Waits for what still arrives in a register."""
+    def settles(self, place: int) -> list[Step]:
+        """Before the action at `place`: waits for what still arrives in the registers that it uses."""
+        return [self._settle(*pair) for pair in self._arriving[place]]
+
+    def _settle(self, register: int, number: int) -> Step:
         registers, wait = self._registers, self._wait
+        channel = self._plan.channels[number]
+        origin = f"{self._process.label} receiving {channel.value}"
 
         def step() -> None:
             value = registers[register]
-            if type(value) is Arriving:
-                try:
-                    registers[register] = value.settle(wait)
-                except (_core.Closed, CommunicatorError):
-                    raise
-                except Exception as error:  # of what is not a tensor, and cannot be decoded
-                    registers[register] = Failure.capture(error, f"{self._label} receiving", self._now())
+            if type(value) is not Arriving:
+                return
+            for event in value.events:
+                if not event.complete:
+                    self._arena.core.await_transfer(number, channel.writer)
+                    wait(event)
+            try:
+                registers[register] = value.value()
+            except Exception as error:  # of what is not a tensor, and cannot be decoded
+                registers[register] = Failure.capture(error, origin, self._now())
 
         return step
 
@@ -164,18 +176,18 @@ def _breaks(error: Exception) -> bool:
     return isinstance(error, CommunicatorError) and not isinstance(error, ValueError)
 
 
-def arriving(actions: tuple[Action, ...], place: int) -> tuple[int, ...]:
-    """The registers that the action at `place` uses and that a receive filled, with no use in between."""
-    action = actions[place]
-    if isinstance(action, Release):
-        return ()
-    used = given(action) if isinstance(action, Compute) else filled_and_used(action)[1]
-    pending: set[int] = set()
-    for earlier in actions[:place]:
-        filled, looked_at = filled_and_used(earlier)
-        if isinstance(earlier, Compute):
-            looked_at = given(earlier)
-        pending -= {*filled, *looked_at}
-        if isinstance(earlier, Recv):
-            pending.add(earlier.register)
-    return tuple(dict.fromkeys(register for register in used if register in pending))
+def arriving(actions: tuple[Action, ...]) -> list[tuple[tuple[int, int], ...]]:
+    """For each action, the registers that it uses and that a receive filled, with no use in between; with the channel of each."""
+    pending: dict[int, int] = {}
+    rows: list[tuple[tuple[int, int], ...]] = []
+    for action in actions:
+        filled, used = filled_and_used(action)
+        if isinstance(action, Compute):
+            used = given(action)
+        looked_at = () if isinstance(action, Release) else used
+        rows.append(tuple((register, pending[register]) for register in dict.fromkeys(looked_at) if register in pending))
+        for register in (*filled, *used):
+            pending.pop(register, None)
+        if isinstance(action, Recv):
+            pending[action.register] = action.channel
+    return rows

@@ -3,6 +3,7 @@
 // is checked. One of the readers waits as an event loop does, at the waker's pipe. Park slices are off, so a lost wake-up is a hang, which
 // the watchdog reports. One more thread looks at the board and the recorder all the time.
 #include <poll.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -236,6 +237,31 @@ void read_messages(const Neighbourhood& graph, RingReader& ring, Shelf& shelf, c
   }
 }
 
+// The graph ends: readers leave what they have not taken, the pool ends, and views go meanwhile, several of a block at once. No memory stays.
+void end(const std::vector<std::shared_ptr<Neighbourhood>>& graphs, Pool& pool, std::vector<std::unique_ptr<RingReader>>& readers, Shelf& shelf,
+         std::mt19937_64& random) {
+  graphs[0]->close_all(Closed::teardown, 0);
+  std::vector<std::thread> threads;
+  for (auto& reader : readers)
+    threads.emplace_back([&, seed = random()] {
+      std::mt19937_64 mine(seed);
+      Incoming incoming;
+      while (reader->ready()) {
+        reader->open(incoming);
+        reader->discard(incoming);
+      }
+      while (shelf.release_one(mine)) {}
+    });
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+  pool.end();
+  for (std::thread& thread : threads) thread.join();
+  const Mapping& own = graphs[0]->own();
+  if (pool.in_use() != 0) fail("blocks are held by nobody, and not free", pool.in_use());
+  if (const uint64_t left = own.header().pool_committed.load(); left != 0) fail("memory was not given back", left);
+  struct stat status{};
+  if (fstat(own.fd(), &status) != 0 || static_cast<uint64_t>(status.st_blocks) * 512 > own.pool_offset()) fail("the file keeps memory of the pool", status.st_blocks * 512);
+}
+
 void run(const Round& round, uint64_t seed, uint64_t& messages, uint64_t& full) {
   std::mt19937_64 random(seed);
   Mapping* mapping = Mapping::create({{{7, round.slots, kSlotBytes, kReaders}}, 4096, round.pool_bytes, round.pool_bytes, kReaders + 1, 64, 64, 4, true},
@@ -281,6 +307,7 @@ void run(const Round& round, uint64_t seed, uint64_t& messages, uint64_t& full) 
       while (shelf.release_one(random)) {}
       if (pool.in_use() != 0) fail("blocks are held by nobody, and not free", pool.in_use());
     }
+    if (random() % 2 != 0) end(graphs, pool, readers, shelf, random);
   }
   // What is still on the shelf keeps the mapping alive, after everything else of the graph is gone.
   while (shelf.release_one(random)) {}

@@ -49,6 +49,16 @@ class Sized(WorkerBody):
     def weigh(self, *parts: Any) -> int:
         return sum(len(part.body if isinstance(part, SlowToDecode) else part) for part in parts)
 
+    def weigh_at_gate(self, one: Any, other: Any, gate: str) -> int:
+        if gate:
+            Gate(gate).pass_through()
+        return self.weigh(one, other)
+
+    def weigh_and_die(self, part: Any, number: int, how: str, gate: str) -> int:
+        Gate(gate).pass_through()
+        self.die(number, how)
+        return self.weigh(part)
+
     def ten_more(self, x: Any) -> Any:
         return np.full(10 * _MIB, x.size // _MIB, np.uint8)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 
@@ -61,3 +62,26 @@ class Tensors(WorkerBody):
         import threading
 
         return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("raycomm"))
+
+    def beside(self, number: int) -> Any:
+        """A tensor, and what goes with its record: an array, a class of the user's, and tensors that stay as they are."""
+        weights = torch.nn.Parameter(torch.full((4,), float(number)))
+        named = torch.zeros(2)
+        named.label = "kept"  # type: ignore[attr-defined]
+        return {"w": weights, "array": np.full(5_000, number), "grad": torch.ones(3, requires_grad=True), "named": named}
+
+    def change(self, value: Any) -> Any:
+        value["array"] += 1
+        kinds = [type(value[name]).__name__ for name in ("w", "grad", "named")]
+        return int(value["array"][0]), kinds, value["w"].requires_grad, value["grad"].requires_grad, value["named"].label
+
+
+@ray.remote(num_cpus=0)
+class AsyncTensors:
+    """The same from coroutines."""
+
+    async def make(self, number: int) -> Any:
+        return torch.full((1000,), number, dtype=torch.int64)
+
+    async def sum(self, *values: Any) -> int:
+        return int(sum(value.sum() for value in values))

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
 import raycomm
 from raycomm import ActorDiedError, ChannelClosedError, CompileError, InputNode, MultiOutputNode, bind
 from raycomm.errors import TensorMismatchError
-from tests.ray.tensor_actors import Tensors
+from raycomm.testing.faults import Fault, Kill, Point, inject
+from tests.ray.tensor_actors import AsyncTensors, Tensors
 from tests.ray.workers import PATIENCE_S, Gate, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -150,3 +152,86 @@ def test_nccl_is_refused_by_name(actors: list[Any]) -> None:
         node = bind(actors[1].sum, bind(actors[0].make, x).with_tensor_transport("nccl"))
     with pytest.raises(CompileError, match="use 'auto', 'shm' or 'gloo'"):
         raycomm.compile(node)
+
+
+def test_what_is_beside_the_tensors_arrives_as_on_any_edge(actors: list[Any]) -> None:
+    with InputNode() as x:
+        node = bind(actors[1].change, over_gloo(bind(actors[0].beside, x)))
+    with raycomm.compile(node) as graph:
+        for number in (3, 4):
+            kinds = ["Parameter", "Tensor", "Tensor"]
+            assert graph.execute(number).get(PATIENCE_S) == (number + 1, kinds, True, True, "kept")
+
+
+def test_calls_are_counted_once(actors: list[Any]) -> None:
+    with InputNode() as x:
+        node = bind(actors[1].sum, over_gloo(bind(actors[0].make, x)), x)
+        node = bind(actors[2].sum, over_gloo(bind(actors[1].make, node)))
+    with raycomm.compile(node) as graph:
+        for _ in range(5):
+            graph.execute(torch.tensor(1)).get(PATIENCE_S)
+        assert [call.calls for call in graph.stats().calls] == [5] * 4
+
+
+@pytest.mark.parametrize("thread", ["own", "actor"])
+def test_loop_threads(cluster: None, thread: str) -> None:
+    two = [Tensors.remote() for _ in range(2)]
+    with InputNode() as x:
+        node = bind(two[1].sum, over_gloo(bind(two[0].make, x)))
+    for _ in range(2):
+        with raycomm.compile(node, loop_thread=thread) as graph:
+            assert [graph.execute(number).get(PATIENCE_S) for number in range(3)] == [0, 1000, 2000]
+
+
+def test_async_actors(cluster: None) -> None:
+    two = [AsyncTensors.remote() for _ in range(2)]
+    with InputNode() as x:
+        node = bind(two[1].sum, over_gloo(bind(two[0].make, x)))
+    with raycomm.compile(node) as graph:
+        refs = [graph.execute(number) for number in range(6)]
+        assert [ref.get(PATIENCE_S) for ref in refs] == [1000 * number for number in range(6)]
+
+
+def test_a_value_that_is_only_waited_for(actors: list[Any]) -> None:
+    with InputNode() as x:
+        made = over_gloo(bind(actors[0].make, x))
+        used = bind(actors[1].sum, made)
+        last = raycomm.after(bind(actors[1].make, x), made)
+    with raycomm.compile(MultiOutputNode([used, last])) as graph:
+        total, tensor = (ref.get(PATIENCE_S) for ref in graph.execute(4))
+        assert (total, int(tensor[0])) == (4000, 4)
+
+
+def test_a_collective_of_values_that_arrive(actors: list[Any]) -> None:
+    with InputNode() as x:
+        made = [over_gloo(bind(actors[2].make, x)), over_gloo(bind(actors[2].make, x))]
+        passed = [bind(actor.twice, value) for actor, value in zip(actors[:2], made, strict=True)]
+        reduced = raycomm.allreduce(passed)
+    with raycomm.compile(MultiOutputNode(reduced)) as graph:
+        for number in range(4):
+            assert [int(ref.get(PATIENCE_S)[0]) for ref in graph.execute(number)] == [4 * number] * 2
+
+
+def test_two_graphs_on_the_same_actors(actors: list[Any]) -> None:
+    with InputNode() as x:
+        node = bind(actors[1].sum, over_gloo(bind(actors[0].make, x)))
+    with InputNode() as x:
+        back = bind(actors[0].sum, over_gloo(bind(actors[1].make, x)))
+    with raycomm.compile(node, name="there") as there, raycomm.compile(back, name="back") as other:
+        refs = [graph.execute(number) for number in range(5) for graph in (there, other)]
+        assert [ref.get(PATIENCE_S) for ref in refs] == [1000 * number for number in range(5) for _ in range(2)]
+
+
+def test_a_death_while_links_are_set_up(cluster: None) -> None:
+    """The other end, which waits for the dead one, gives up, and can be compiled into another graph at once."""
+    two = [Tensors.remote() for _ in range(3)]
+    with InputNode() as x:
+        node = bind(two[1].sum, over_gloo(bind(two[0].make, x)))
+        other = bind(two[1].sum, over_gloo(bind(two[2].make, x)))
+    begin = time.monotonic()
+    with inject(Fault(actor=two[0], point=Point.SETUP_LINKS, action=Kill())), pytest.raises(ActorDiedError):
+        raycomm.compile(node)
+    with raycomm.compile(other) as graph:
+        assert graph.execute(2).get(PATIENCE_S) == 2000
+    assert time.monotonic() - begin < _PROMPTLY_S
+    until(lambda: not ray.get(two[1].threads.remote()), "the threads of the graph are gone")

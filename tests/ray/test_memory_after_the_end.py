@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import ray
 
 import raycomm
-from raycomm import ChannelClosedError, InputNode, MultiOutputNode, bind
+from raycomm import ActorDiedError, ChannelClosedError, InputNode, MultiOutputNode, _core, bind
 from tests.ray.sized_actors import Sized
 from tests.ray.workers import PATIENCE_S, Gate, until
 
@@ -122,3 +124,89 @@ def test_a_graph_left_by_an_interrupt(actors: list[Any]) -> None:
         raise KeyboardInterrupt
     assert taken_bytes() - before < _BOOKKEEPING
     assert not any(ref._value.__class__ is np.ndarray for ref in refs)
+
+
+def test_teardown_that_is_interrupted(actors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = taken_bytes()
+    graph = raycomm.compile(chain(actors), shm_limit_bytes=120 * _MIB)
+    for _ in range(3):
+        graph.execute(1)
+    until(lambda: graph.status().finished == 3, "all results are there")
+    monkeypatch.setattr(graph._teardown, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        graph.teardown()
+    # The actors were not waited for: each gives back what is its own when it leaves, a moment later.
+    until(lambda: taken_bytes() - before < _BOOKKEEPING, "the memory goes back")
+
+
+def test_teardown_while_an_actor_is_late(actors: list[Any], gate: Gate) -> None:
+    """Of what nobody holds the memory goes back at once; the rest when the actor leaves, unread input and its result included."""
+    before = taken_bytes()
+    with InputNode() as x:
+        node = MultiOutputNode([bind(actors[1].weigh, x[0]), bind(actors[0].ones_at_gate, 16, x[1])])
+    graph = raycomm.compile(node, shm_limit_bytes=200 * _MIB)
+    refs = [graph.execute(np.ones(8 * _MIB, np.uint8), gate.path) for _ in range(5)]
+    gate.wait_entered()
+    until(lambda: refs[-1][0].done(), "the other actor is done with all of it")
+    assert graph.stats().pools[0].committed_bytes >= 8 * _MIB
+    graph.teardown(timeout=0)
+    assert taken_bytes() - before < _BOOKKEEPING
+    gate.open()
+    until(lambda: graph._arena.core.loop_state(1) == _core.LOOP_LEFT == graph._arena.core.loop_state(2), "both have left")
+    until(lambda: taken_bytes() - before < _BOOKKEEPING, "the late actor's memory goes back")
+
+
+def test_input_of_an_actor_whose_method_ends_the_graph(cluster: None, gate: Gate) -> None:
+    leaver = Sized.remote()
+    before = taken_bytes()
+    with InputNode() as x:
+        node = bind(leaver.weigh_and_die, x[0], x[1], "sys.exit", gate.path)
+    graph = raycomm.compile(node, shm_limit_bytes=120 * _MIB)
+    refs = [graph.execute(np.ones(8 * _MIB, np.uint8), number) for number in range(4)]
+    gate.open()
+    with pytest.raises(ActorDiedError):
+        refs[-1].get(PATIENCE_S)
+    graph.teardown()
+    assert taken_bytes() - before < _BOOKKEEPING
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_actor_that_was_killed(cluster: None, gate: Gate, victim: int) -> None:
+    """What it held of others, what others held of it, and what was free in its own memory."""
+    actors = [Sized.remote() for _ in range(2)]
+    pids = ray.get([actor.pid.remote() for actor in actors])
+    before = taken_bytes()
+    with InputNode() as x:
+        made = bind(actors[0].ones_at_gate, 16, x[0])
+        node = MultiOutputNode([made, bind(actors[1].weigh_at_gate, made, x[1], x[2])])
+    graph = raycomm.compile(node, shm_limit_bytes=200 * _MIB)
+    big = np.ones(8 * _MIB, np.uint8)
+    view = graph.execute("", big, "")[0].get(PATIENCE_S)
+    for _ in range(3):
+        graph.execute(gate.path if victim == 0 else "", big, gate.path if victim == 1 else "")
+    gate.wait_entered()
+    os.kill(pids[victim], signal.SIGKILL)
+    graph.teardown()
+    assert 16 * _MIB <= taken_bytes() - before < 16 * _MIB + _BOOKKEEPING
+    assert (view == 1).all()
+    del view
+    assert taken_bytes() - before < _BOOKKEEPING
+
+
+def test_parts_of_a_collective_that_were_not_taken(actors: list[Any], gate: Gate) -> None:
+    before = taken_bytes()
+    with InputNode() as x:
+        parts = [bind(actor.ones_at_gate, 8, x[place]) for place, actor in enumerate(actors)]
+        node = MultiOutputNode(raycomm.allreduce(parts))
+    graph = raycomm.compile(node, shm_limit_bytes=120 * _MIB)
+    graph.execute("", gate.path)
+    gate.wait_entered()
+    until(lambda: graph.stats().pools[1].committed_bytes >= 8 * _MIB, "the first rank has sent its part")
+    opener = threading.Timer(0.2, gate.open)
+    opener.start()
+    graph.teardown()
+    opener.join()
+    assert taken_bytes() - before < _BOOKKEEPING

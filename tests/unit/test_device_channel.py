@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -13,11 +16,11 @@ import torch
 import torch.distributed
 
 from raycomm.channel.device import SAME, Arriving, DeviceReader, DeviceWriter
+from raycomm.channel.tensors import take_apart
 from raycomm.codec import Failure, decode, decode_failure, encode, encode_failure
-from raycomm.device import Event
 from raycomm.device.cpu import CpuDevice
 from raycomm.device.gloo import GlooCommunicator
-from raycomm.errors import SerializationError, TensorMismatchError
+from raycomm.errors import CommunicatorError, SerializationError, TensorMismatchError
 
 _LIMIT_S = 30.0
 
@@ -45,16 +48,21 @@ class Records:
         self._messages.popleft()
 
 
-@pytest.fixture(scope="module")
-def ends() -> Iterator[tuple[GlooCommunicator, GlooCommunicator]]:
+def connected(name: str) -> tuple[GlooCommunicator, GlooCommunicator]:
     store = torch.distributed.HashStore()
-    pair = tuple(GlooCommunicator(store, "link", rank, 2, device=CpuDevice(f"cpu {rank}")) for rank in range(2))
-    threads = [threading.Thread(target=end.warm_up, args=(_LIMIT_S,)) for end in pair]
+    one, other = (GlooCommunicator(store, name, rank, 2, device=CpuDevice(f"cpu {rank}")) for rank in range(2))
+    threads = [threading.Thread(target=end.warm_up, args=(_LIMIT_S,)) for end in (one, other)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    yield pair[0], pair[1]
+    return one, other
+
+
+@pytest.fixture(scope="module")
+def ends() -> Iterator[tuple[GlooCommunicator, GlooCommunicator]]:
+    pair = connected("link")
+    yield pair
     for end in pair:
         end.abort(_LIMIT_S)
 
@@ -64,19 +72,19 @@ class Channel:
         self.records = Records()
         out, into = ends
         self.writer = DeviceWriter(self.records, out, 1, out.device.stream("out"), name="W1.forward#0", **promises)
-        self.reader = DeviceReader(self.records, into, 0, into.device.stream("in"))
+        self.reader = DeviceReader(self.records, into, 0, into.device.stream("in"), name="W1.forward#0")
 
     def take(self) -> Any:
         value = self.reader.read()
-        return value.settle(wait) if isinstance(value, Arriving) else value
+        if not isinstance(value, Arriving):
+            return value
+        for event in value.events:
+            event.synchronize(_LIMIT_S)
+        return value.value()
 
     def carried(self, value: Any) -> Any:
         self.writer.write(value)
         return self.take()
-
-
-def wait(event: Event) -> None:
-    event.synchronize(_LIMIT_S)
 
 
 def views() -> dict[str, torch.Tensor]:
@@ -103,7 +111,8 @@ def test_layouts(ends: Any, name: str) -> None:
     got = Channel(ends).carried(tensor)
     assert torch.equal(got, tensor)
     assert got.dtype is tensor.dtype
-    assert not got.requires_grad
+    assert type(got) is type(tensor)
+    assert got.requires_grad is tensor.requires_grad
     if name not in ("every other", "a column", "expanded", "offset", "negative"):
         assert got.stride() == tensor.stride()
 
@@ -218,3 +227,75 @@ def test_memory_that_is_written_to_again(ends: Any, layout: str) -> None:
     buffer.fill_(-1)
     for number in range(20):
         assert (channel.take() == number).all()
+
+
+def test_an_error_after_the_record_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure written in its place would be read as the next value."""
+    out, into = connected("a link that breaks")
+    channel = Channel((out, into))
+    with monkeypatch.context() as patch:
+        patch.setattr(out, "send", fails_late)
+        with pytest.raises(CommunicatorError, match=r"sending W1\.forward#0 to rank 1 .*TensorMismatchError: late") as caught:
+            channel.writer.write(torch.ones(2))
+    assert not isinstance(caught.value, ValueError)
+    assert len(channel.records.written) == 1
+    with pytest.raises(CommunicatorError, match="abort"):
+        channel.writer.write(torch.ones(2))
+    assert len(channel.records.written) == 1  # nothing is published over a link of no use
+    into.abort(_LIMIT_S)
+
+
+def fails_late(*_: Any, **__: Any) -> Any:
+    raise TensorMismatchError("late", expected="one", given="other")
+
+
+def test_no_thread_for_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = CpuDevice().stream("s")
+    done: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            stream.launch("first", lambda: done.append(1))
+    stream.launch("second", lambda: done.append(2)).synchronize(_LIMIT_S)
+    assert done == [2]
+
+
+def no_thread(_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_nothing_is_left_to_a_garbage_collection() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        value = {"x": [torch.ones(2)]}
+        gone = weakref.ref(value["x"][0])
+        take_apart(value, torch.is_tensor)
+        device = CpuDevice()
+        stream = device.stream("s")
+        kept = Kept()
+        event = stream.launch("work", kept.fail)
+        with pytest.raises(Exception, match="no work"):
+            event.synchronize(_LIMIT_S)
+        refs = [gone, weakref.ref(kept), weakref.ref(device), weakref.ref(stream)]
+        device.close()
+        del value, kept, device, stream
+        until = time.monotonic() + _LIMIT_S
+        while any(ref() is not None for ref in refs) and time.monotonic() < until:
+            time.sleep(0.001)  # the stream's thread may be on its way out
+        assert [ref() for ref in refs] == [None] * 4
+        with pytest.raises(Exception, match="no work"):
+            event.synchronize(_LIMIT_S)
+    finally:
+        gc.enable()
+
+
+class Kept:
+    def fail(self) -> None:
+        raise ValueError("no work")
+
+
+def test_arrays_beside_tensors_may_be_written_to(ends: Any) -> None:
+    got = Channel(ends).carried([torch.ones(2), np.zeros(20_000)])
+    got[1][0] = 1.0
+    assert got[1][0] == 1.0

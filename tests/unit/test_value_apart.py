@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -97,3 +98,19 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     value.append(value)
     with pytest.raises(SerializationError, match="contains itself"):
         take_apart(value, is_ours)
+
+
+@pytest.mark.parametrize("value", [OURS[0], [OURS[0], {"x": (OURS[1], 5)}], {"x": [OURS[2]], 3: "text"}])
+def test_nothing_is_left_to_a_collection(value: Any) -> None:
+    """What was taken apart lives as long as its parts, and no longer."""
+    gc.collect()
+    gc.disable()
+    try:
+        structure, tensors, leaves = take_apart(value, is_ours)
+        put_together(structure, tensors, leaves)
+        before = {id(thing) for thing in (structure, tensors, leaves)}
+        del structure, tensors, leaves
+        assert gc.collect() == 0
+        assert before
+    finally:
+        gc.enable()
