@@ -135,7 +135,7 @@ class DeviceWriter:
         self._record.write_failure(payload, buffers, timeout)
 
     def _moves(self, value: Any) -> bool:
-        """Whether it is a tensor that the link carries exactly; all else goes with the record, where the codec refuses or keeps it."""
+        """Whether the link carries it exactly; all else goes with the record, where the codec keeps or refuses it."""
         if not self._link.device.holds(value):
             return False
         if not isinstance(value, torch.Tensor):  # of a device whose tensors are not torch's

@@ -24,7 +24,7 @@ from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, R
 from raycomm.plan.transfer import Recv, Send
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
 from raycomm.runtime.coroutines import CoroutineMethod
-from raycomm.runtime.fault_points import FaultPoints
+from raycomm.runtime.fault_points import AFTER, BEFORE, FaultPoints
 from raycomm.runtime.links import Links
 from raycomm.runtime.memory_error import shared_memory_error
 from raycomm.testing.faults import Point
@@ -38,12 +38,6 @@ Step = Callable[[], None]
 _ENDS = (AsyncioActorExit, _core.Closed)
 # What fails one execution: not only what is an Exception, for a method may use coroutines and generators.
 _FAILS = (Exception, GeneratorExit, asyncio.CancelledError)
-
-_BEFORE: dict[type, Point] = {
-    **dict.fromkeys((Read, Recv), Point.BEFORE_READ),
-    **dict.fromkeys((Write, Send), Point.BEFORE_WRITE),
-}
-_AFTER: dict[type, Point] = {**dict.fromkeys((Read, Recv), Point.AFTER_READ), **dict.fromkeys((Write, Send), Point.AFTER_WRITE)}
 
 
 class Loop:
@@ -109,7 +103,7 @@ class Loop:
         marked = False  # whether the activity others see already names the coming call
         transfers = self._transfers() if self._links else None
         for place, action in enumerate(self._actor.actions):
-            steps += self._faults.steps(_BEFORE.get(type(action)), self._now)
+            steps += self._faults.steps(BEFORE.get(type(action)), self._now)
             if transfers is not None:
                 steps += transfers.settles(place)
             if isinstance(action, Read):
@@ -130,7 +124,7 @@ class Loop:
             else:
                 assert transfers is not None
                 steps.append(transfers.send(action) if isinstance(action, Send) else transfers.recv(action))
-            steps += self._faults.steps(_AFTER.get(type(action)), self._now)
+            steps += self._faults.steps(AFTER.get(type(action)), self._now)
         return steps
 
     def _transfers(self) -> Transfers:
