@@ -30,7 +30,7 @@ from raycomm.graph.model import Actor, Const
 from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
 from raycomm.options import LoopThread, Options
-from raycomm.plan import Missing, Place, Plan, lower, on_devices, verify
+from raycomm.plan import Plan, lower, on_devices, verify
 from raycomm.runtime import ray_errors
 from raycomm.runtime.actor_thread import claims_of_others, lend_thread, taken
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, ring_slots, rings_of
@@ -38,6 +38,7 @@ from raycomm.runtime.coroutines import on_event_loop
 from raycomm.runtime.driver import CompiledGraph
 from raycomm.runtime.fault_points import faults_by_actor
 from raycomm.runtime.links import Meeting, meeting_point
+from raycomm.runtime.places import places_of
 from raycomm.runtime.refs import Ref
 from raycomm.runtime.setup import prepare
 from raycomm.runtime.thread_state import on_actor_thread
@@ -48,10 +49,6 @@ _LOOK_EVERY_S = 0.5
 _ANSWER_S = 20.0
 _DYING_S = 1.0
 _RESTART_PAUSE_S = 0.1
-
-_NO_GPU = Place.cpu(
-    Missing("GPU edges are not available in this version", "use 'auto', 'shm' or 'gloo', and device 'default' or 'cpu'")
-)
 
 # Which of them it is only the actor knows, and it does not answer.
 _NOT_THERE = (
@@ -87,7 +84,7 @@ def compile_graph(
     """
     graph = build(node, adapter)
     name = options.name or f"graph-{os.getpid()}-{next(_numbers)}"
-    plan = on_devices(lower(graph, name), graph, {actor.index + 1: _NO_GPU for actor in graph.actors})
+    plan = on_devices(lower(graph, name), graph, places_of(graph))
     verify(plan)
     if not ray.is_initialized():
         raise CompileError(
@@ -187,8 +184,7 @@ class _SetUp:
         addresses = self._prepare()
         control = self._arena.writer([address_channel(self._plan)])
         control.write([(address.process, address.pid, address.fd, address.nonce) for address in addresses])
-        for address in addresses:
-            self._await_ready(address)
+        self._await_ready(addresses)
         return addresses
 
     def _reach(self) -> None:
@@ -338,24 +334,36 @@ class _SetUp:
             return None
         return prepared.address
 
-    def _await_ready(self, address: Address) -> None:
-        report = self._arena.reader(address.process, report_channel(self._plan, address.process), 0, drain=True)
-        while True:
-            try:
-                answer = report.read(self._deadline.left(at_most=self._notice.left()))
-                break
-            except _core.TimedOut:
-                self._still_waiting(f"{self._label(address.process)} has not yet attached to the others")
-            except _core.Closed:
-                raise self._died(self._arena.closed[1], "it ended during set-up") from None
-        if answer != READY:
-            # It could not reach a neighbour, perhaps one that is dying: its descriptors go some time before it counts as dead.
-            patience = Deadline(_DYING_S)
-            while not patience.over:
-                if self._arena.core.look_for_dead() or self._arena.closed[0]:
-                    raise self._died(self._arena.closed[1], "it ended during set-up")
-                time.sleep(0.01)
-            raise CompileError(f"graph {self._plan.name!r} cannot be set up: actor {self._label(address.process)}: {answer}")
+    def _await_ready(self, addresses: Sequence[Address]) -> None:
+        """Wait until all are ready. All are listened to: one that sets up a link waits for the other end, which may have failed."""
+        waiting = {
+            address.process: self._arena.reader(address.process, report_channel(self._plan, address.process), 0, drain=True)
+            for address in addresses
+        }
+        while waiting:
+            first = next(iter(waiting))
+            for process, report in list(waiting.items()):
+                look = min(self._notice.left(), _LOOK_EVERY_S) if process == first else 0.0
+                try:
+                    answer = report.read(self._deadline.left(at_most=look))
+                except _core.TimedOut:
+                    continue
+                except _core.Closed:
+                    raise self._died(self._arena.closed[1], "it ended during set-up") from None
+                if answer != READY:
+                    raise self._not_ready(process, answer)
+                del waiting[process]
+            if waiting:
+                self._still_waiting(f"{', '.join(map(self._label, waiting))} still to attach to the others")
+
+    def _not_ready(self, process: int, answer: str) -> BaseException:
+        # It could not reach a neighbour, perhaps one that is dying: its descriptors go some time before it counts as dead.
+        patience = Deadline(_DYING_S)
+        while not patience.over:
+            if self._arena.core.look_for_dead() or self._arena.closed[0]:
+                return self._died(self._arena.closed[1], "it ended during set-up")
+            time.sleep(0.01)
+        return CompileError(f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)}: {answer}")
 
     def _still_waiting(self, what: str) -> None:
         self._notice.give(lambda: f"graph {self._plan.name!r}: {what}")

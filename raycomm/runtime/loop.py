@@ -21,13 +21,12 @@ from raycomm.codec import Failure, encode_failure
 from raycomm.errors import RaycommError, SerializationError
 from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
-from raycomm.plan.transfer import Recv, Send
+from raycomm.plan.transfer import Send
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
 from raycomm.runtime.coroutines import CoroutineMethod
 from raycomm.runtime.fault_points import AFTER, BEFORE, FaultPoints
 from raycomm.runtime.links import Links
 from raycomm.runtime.memory_error import shared_memory_error
-from raycomm.testing.faults import Point
 
 if TYPE_CHECKING:
     from raycomm.runtime.transfers import Transfers
