@@ -256,6 +256,7 @@ class GlooCommunicator:
         try:
             self._store.set(f"{stage} {self.rank}", "")
             while missing := tuple(rank for rank in range(self.size) if not self._store.check([f"{stage} {rank}"])):
+                self.poll()  # aborted by another thread
                 if time.monotonic() >= end:
                     return missing
                 time.sleep(0.005)

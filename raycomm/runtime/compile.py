@@ -334,8 +334,8 @@ class _SetUp:
             return None
         return prepared.address
 
-    def _await_ready(self, addresses: Sequence[Address]) -> None:
-        """Wait until all are ready. All are listened to: one that sets up a link waits for the other end, which may have failed."""
+    def _await_ready(self, addresses: list[Address]) -> None:
+        """Wait until all are ready. All are listened to: who sets up a link waits for its other end, which may have failed."""
         waiting = {
             address.process: self._arena.reader(address.process, report_channel(self._plan, address.process), 0, drain=True)
             for address in addresses

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from raycomm.channel import Deadline
@@ -99,7 +100,7 @@ class Links:
             store = store or self._while_looking(self._connect, link)
             end = self._end_over_gloo(link, store)
             self._ends[link.id] = end
-            self._while_looking(lambda end=end: end.warm_up(_ALWAYS_S), link)
+            self._while_looking(partial(end.warm_up, _ALWAYS_S), link)
 
     def end(self, link: int) -> tuple[Communicator, int]:
         """This actor's end of a link, and the rank of the other one."""
