@@ -84,7 +84,13 @@ def compile_graph(
     """
     graph = build(node, adapter)
     name = options.name or f"graph-{os.getpid()}-{next(_numbers)}"
-    plan = on_devices(lower(graph, name), graph, places_of(graph))
+    plan = on_devices(
+        lower(graph, name),
+        graph,
+        places_of(graph, options.device),
+        policy=options.stream_policy,
+        early_receives=options.overlap,
+    )
     verify(plan)
     if not ray.is_initialized():
         raise CompileError(

@@ -24,6 +24,8 @@ from raycomm.plan.transfer import Backend
 _ABORT_S = 1.0
 _LOOK_EVERY_S = 0.05
 _ALWAYS_S = 365 * 86400.0
+# What stands in for GPUs lies in host memory, and moves as such.
+_BY_GLOO = (Backend.GLOO, Backend.SIMULATED)
 _NEEDS_TORCH = "pip install torch"
 
 
@@ -42,7 +44,7 @@ def meeting_point(plan: Plan) -> Iterator[Meeting | None]:
     Raises:
         CompileError: torch, which has the store, is not installed.
     """
-    if not any(link.over is Backend.GLOO for link in plan.links):
+    if not any(link.over in _BY_GLOO for link in plan.links):
         yield None
         return
     try:
@@ -95,7 +97,7 @@ class Links:
         """
         store: Any = None
         for link in self._mine:
-            if link.over is not Backend.GLOO:
+            if link.over not in _BY_GLOO:
                 raise CommunicatorError(f"{self._text(link)}: nothing here carries tensors over {link.over}")
             store = store or self._while_looking(self._connect, link)
             end = self._end_over_gloo(link, store)
