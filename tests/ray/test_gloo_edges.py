@@ -150,7 +150,7 @@ def test_teardown_while_all_wait(actors: list[Any], gate: Gate) -> None:
 def test_nccl_is_refused_by_name(actors: list[Any]) -> None:
     with InputNode() as x:
         node = bind(actors[1].sum, bind(actors[0].make, x).with_tensor_transport("nccl"))
-    with pytest.raises(CompileError, match="use 'auto', 'shm' or 'gloo'"):
+    with pytest.raises(CompileError, match=r"use 'auto', 'shm' or 'gloo'.*device='simulated'"):
         raycomm.compile(node)
 
 
@@ -235,3 +235,19 @@ def test_a_death_while_links_are_set_up(cluster: None) -> None:
         assert graph.execute(2).get(PATIENCE_S) == 2000
     assert time.monotonic() - begin < _PROMPTLY_S
     until(lambda: not ray.get(two[1].threads.remote()), "the threads of the graph are gone")
+
+
+@pytest.mark.parametrize("policy", ["link", "direction", "shared"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_graph_for_gpus_without_one(actors: list[Any], policy: str, overlap: bool) -> None:
+    """Diamond and skip connection; every hint that asks for a GPU is met by what stands in for one."""
+    with InputNode() as x:
+        made = bind(actors[0].make, x).with_tensor_transport("nccl", device="gpu")
+        left = bind(actors[1].twice, made).with_tensor_transport("accelerator", _static_shape=True)
+        right = bind(actors[2].twice, made).with_tensor_transport("auto", _direct_return=True)
+        node = bind(actors[0].sum, left, right, made)
+    with raycomm.compile(node, device="simulated", stream_policy=policy, overlap=overlap) as graph:
+        assert "over simulated" in str(graph.plan)
+        assert f"streams 1 {policy}" in str(graph.plan)
+        refs = [graph.execute(number) for number in range(6)]
+        assert [ref.get(PATIENCE_S) for ref in refs] == [5000 * number for number in range(6)]
