@@ -227,6 +227,7 @@ def test_a_death_while_links_are_set_up(cluster: None) -> None:
     two = [Tensors.remote() for _ in range(3)]
     with InputNode() as x:
         node = bind(two[1].sum, over_gloo(bind(two[0].make, x)))
+    with InputNode() as x:
         other = bind(two[1].sum, over_gloo(bind(two[2].make, x)))
     begin = time.monotonic()
     with inject(Fault(actor=two[0], point=Point.SETUP_LINKS, action=Kill())), pytest.raises(ActorDiedError):
