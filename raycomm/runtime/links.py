@@ -73,23 +73,24 @@ class Links:
         plan: has the links.
         process: the actor's index in it.
         meeting: from `meeting_point`.
-        look: raises `_core.Closed` if the graph has ended.
     """
 
-    def __init__(self, plan: Plan, process: int, meeting: Meeting | None, look: Callable[[], None]) -> None:
+    def __init__(self, plan: Plan, process: int, meeting: Meeting | None) -> None:
         self._plan = plan
         self._process = process
         self._mine = [link for link in plan.links if process in (link.writer, link.reader)]
         self._ends: dict[int, Communicator] = {}
         self._device: Any = None
         self._meeting = meeting
-        self._look = look
 
     def __bool__(self) -> bool:
         return bool(self._mine)
 
-    def warm_up(self) -> None:
+    def warm_up(self, look: Callable[[], None]) -> None:
         """Make all ends and meet the others. Blocks for as long as the driver waits.
+
+        Args:
+            look: raises `_core.Closed` if the graph has ended. Not kept: it knows the memory of the graph.
 
         Raises:
             CommunicatorError: a link cannot be made; says which, and between whom.
@@ -99,10 +100,10 @@ class Links:
         for link in self._mine:
             if link.over not in _BY_GLOO:
                 raise CommunicatorError(f"{self._text(link)}: nothing here carries tensors over {link.over}")
-            store = store or self._while_looking(self._connect, link)
+            store = store or self._while_looking(look, self._connect, link)
             end = self._end_over_gloo(link, store)
             self._ends[link.id] = end
-            self._while_looking(partial(end.warm_up, _ALWAYS_S), link)
+            self._while_looking(look, partial(end.warm_up, _ALWAYS_S), link)
 
     def end(self, link: int) -> tuple[Communicator, int]:
         """This actor's end of a link, and the rank of the other one."""
@@ -143,7 +144,7 @@ class Links:
         rank = 0 if link.writer == self._process else 1
         return GlooCommunicator(store, self._text(link), rank, 2, device=self._device)
 
-    def _while_looking(self, work: Callable[[], Any], link: Link) -> Any:
+    def _while_looking(self, look: Callable[[], None], work: Callable[[], Any], link: Link) -> Any:
         """What `work` gives. It runs in a thread that is left behind if the graph ends first: its own limits are minutes."""
         done: list[Any] = []
         failed: list[Exception] = []
@@ -158,7 +159,7 @@ class Links:
         thread.start()
         while thread.is_alive():
             thread.join(_LOOK_EVERY_S)
-            self._look()
+            look()
         if done:
             return done[0]
         error = failed[0]

@@ -126,7 +126,7 @@ class Member:
         self._blueprint = blueprint
         self._arena = arena
         self._faults = faults
-        self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting, self._look)
+        self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting)
         actors_thread = blueprint.options.loop_thread is LoopThread.ACTOR
         self._claim = Claim(blueprint.plan.name, blueprint.driver.nonce) if actors_thread else None
 
@@ -188,7 +188,7 @@ class Member:
         kind = blueprint.loop or Loop
         self._faults.reach(Point.SETUP_LINKS)
         try:
-            self._links.warm_up()
+            self._links.warm_up(self._look)
             loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults, self._links)
         except (OSError, SerializationError, CommunicatorError) as error:
             report.write(f"{type(error).__name__}: {error}")

@@ -124,7 +124,8 @@ def test_torch_and_cupy_have_their_rooms() -> None:
         name = str(file.relative_to(PACKAGE))
         for module, line, at_import, checking in imports(file):
             top = module.split(".")[0]
-            into_room = module in ("raycomm.codec.tensor", "raycomm.runtime.torch_tensors") and at_import and name not in TORCH_ROOMS
+            room = module in ("raycomm.codec.tensor", "raycomm.runtime.torch_tensors")
+            into_room = room and at_import and name not in TORCH_ROOMS
             astray = (top == "torch" and name not in TORCH_ROOMS) or (top == "cupy" and (name not in CUPY_ROOMS or at_import))
             if not checking and (astray or into_room):
                 wrong.append(f"{name}:{line}: {module}")
