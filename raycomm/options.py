@@ -13,6 +13,9 @@
 | `share_tensors` | | False | several processes see one copy of a large tensor; promises that none of them writes to it |
 | `allow_pickle` | | True | False: a value that would have to be pickled is refused instead, with its path and type |
 | `loop_thread` | | "own" | "own": loop and plain calls of an actor run side by side; "actor": calls wait until teardown |
+| `device` | | "auto" | where tensors of values with a hint lie. "auto": as the actors have it; "simulated": see `DeviceKind` |
+| `stream_policy` | | "link" | which transfers of an actor share a stream, see `StreamPolicy` |
+| `overlap` | | True | receives are launched as early as that is safe, beside calls; False: where their values are used |
 | `spin_us` | microseconds | 2 | pause-spin before anything else |
 | `yield_us` | microseconds | 100 | upper bound of the adaptive `sched_yield` spin before a waiter parks |
 | `name` | text | made up | the graph's name in messages |
@@ -52,6 +55,31 @@ class LoopThread(StrEnum):
     ACTOR = "actor"
 
 
+class DeviceKind(StrEnum):
+    """Where tensors of values with a hint lie.
+
+    AUTO: as the actors have it. SIMULATED: every actor gets a device that is none, to run a graph for GPUs without one: its
+    tensors lie in host memory, and move between actors over links with streams as on GPUs, by gloo.
+    """
+
+    AUTO = "auto"
+    SIMULATED = "simulated"
+
+
+class StreamPolicy(StrEnum):
+    """Which operations of a device share a stream.
+
+    LINK: those of one link. DIRECTION: all sends, and all receives. SHARED: all of them.
+    """
+
+    LINK = "link"
+    DIRECTION = "direction"
+    SHARED = "shared"
+
+
+# Options that are one of several words.
+_CHOICES: dict[str, type[StrEnum]] = {"loop_thread": LoopThread, "device": DeviceKind, "stream_policy": StreamPolicy}
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "max_inflight": int,
     "max_buffered_results": int,
@@ -63,7 +91,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "shm_limit_bytes": int,
     "share_tensors": _flag,
     "allow_pickle": _flag,
-    "loop_thread": LoopThread,
+    **_CHOICES,
+    "overlap": _flag,
     "spin_us": float,
     "yield_us": float,
     "name": str,
@@ -98,8 +127,8 @@ _WANTED: Mapping[str, str] = {
     **{name: f"an integer from {low} to {high}" for name, (low, high) in _RANGES.items()},
     **dict.fromkeys(("submit_timeout", "get_timeout", "compile_timeout"), _LIMIT_TEXT),
     **dict.fromkeys(("teardown_timeout", "spin_us", "yield_us"), "a finite number of at least 0"),
-    **dict.fromkeys(("share_tensors", "allow_pickle"), "1, true, yes, 0, false or no"),
-    "loop_thread": "'own' or 'actor'",
+    **dict.fromkeys(("share_tensors", "allow_pickle", "overlap"), "1, true, yes, 0, false or no"),
+    **{name: " or ".join(repr(str(word)) for word in choice) for name, choice in _CHOICES.items()},
     "name": "a non-empty string",
 }
 
@@ -122,6 +151,9 @@ class Options:
     share_tensors: bool = False
     allow_pickle: bool = True
     loop_thread: LoopThread = LoopThread.OWN
+    device: DeviceKind = DeviceKind.AUTO
+    stream_policy: StreamPolicy = StreamPolicy.LINK
+    overlap: bool = True
     spin_us: float = 2.0
     yield_us: float = 100.0
     name: str | None = None
@@ -184,17 +216,15 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise CompileError(f"option {name}={value!r} must be a finite number of at least 0", argument=name)
-        for name in ("share_tensors", "allow_pickle"):
+        for name in ("share_tensors", "allow_pickle", "overlap"):
             if not isinstance(getattr(self, name), bool):
                 raise CompileError(f"option {name}={getattr(self, name)!r} must be True or False", argument=name)
-        try:
-            object.__setattr__(self, "loop_thread", LoopThread(self.loop_thread))
-        except ValueError:
-            raise CompileError(
-                f"option loop_thread={self.loop_thread!r} must be 'own' or 'actor'",
-                argument="loop_thread",
-                remedy="use one of them",
-            ) from None
+        for name, choice in _CHOICES.items():
+            try:
+                object.__setattr__(self, name, choice(getattr(self, name)))
+            except ValueError:
+                text = f"option {name}={getattr(self, name)!r} must be {_WANTED[name]}"
+                raise CompileError(text, argument=name, remedy="use one of them") from None
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
             raise CompileError(f"option name={self.name!r} must be a non-empty string", argument="name")
 

@@ -174,6 +174,13 @@ NB_MODULE(_core, m) {
       .def("committed", [](const Arena& a, uint32_t process) { return a.graph->peer(process)->header().pool_committed.load(std::memory_order_relaxed); },
            "process"_a)
       .def("rest", [](const Arena& a) { a.graph->board().set(Activity::idle, 0, ticks()); })
+      // Others see that this process waits for what comes beside a channel's message, over a link. `mark` or `rest` ends it.
+      .def("await_transfer", [](const Arena& a, uint32_t channel, uint32_t writer) {
+        ProcessSet peers{};
+        add_to(peers, writer);
+        a.graph->board().close_call(ticks());
+        a.graph->board().set_waiting(Activity::reading, channel, peers, ticks());
+      }, "channel"_a, "writer"_a)
       .def("mark", [](const Arena& a, uint32_t subject) {
         const uint64_t now = ticks();
         a.graph->board().close_call(now);

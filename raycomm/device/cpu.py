@@ -22,7 +22,7 @@ class CpuEvent:
     def __init__(self, what: str) -> None:
         self._what = what
         self._reached = threading.Event()
-        self._failure: Exception | None = None
+        self._failure: RaycommError | None = None
 
     @property
     def complete(self) -> bool:
@@ -35,7 +35,7 @@ class CpuEvent:
             text = f"{self._what} did not end within {limit_s} s; see whether the other end takes part, and in the same order"
             raise TransferTimeoutError(text, limit_s=limit_s, waits_for=self._what)
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.fresh()
 
     def wait(self) -> None:
         """Block until it is reached, whatever came of it."""
@@ -44,7 +44,7 @@ class CpuEvent:
     def __str__(self) -> str:
         return self._what
 
-    def finish(self, failure: Exception | None) -> None:
+    def finish(self, failure: RaycommError | None) -> None:
         """Reached."""
         self._failure = failure
         self._reached.set()
@@ -59,16 +59,17 @@ class CpuStream:
         self._lock = threading.Lock()
         self._work: deque[tuple[Callable[[], None], CpuEvent]] = deque()
         self._running = False
-        self._failure: Exception | None = None
+        self._failure: RaycommError | None = None
 
     def launch(self, what: str, work: Callable[[], None]) -> CpuEvent:
         """Have `work` called on the stream's thread; its end. `what` is for messages."""
         event = CpuEvent(f"{what} on stream {self.name} of {self.device.name}")
         with self._lock:
-            self._work.append((work, event))
-            if not self._running:
+            if not self._running:  # before the work is there: if no thread can be started, nothing has been launched
+                thread = threading.Thread(target=self._run, name=f"raycomm stream {self.name}", daemon=True)
+                thread.start()
                 self._running = True
-                threading.Thread(target=self._run, name=f"raycomm stream {self.name}", daemon=True).start()
+            self._work.append((work, event))
         return event
 
     def record(self) -> CpuEvent:
@@ -93,7 +94,7 @@ class CpuStream:
             try:
                 work()
             except Exception as error:
-                own = error if isinstance(error, RaycommError) else RaycommError(f"{event} failed: {error}")
+                own = error.fresh() if isinstance(error, RaycommError) else RaycommError(f"{event} failed: {error}")
                 self._failure = self._failure or own
             del work  # With it goes the last reference to what it kept.
             event.finish(self._failure)
@@ -135,6 +136,11 @@ class CpuDevice:
         """A copy, made once `stream` is empty."""
         stream.synchronize(limit_s)
         return tensor.clone()
+
+    def close(self) -> None:
+        """Forget the streams, which know this device. What is under way goes on."""
+        with self._lock:
+            self._streams.clear()
 
     def synchronize(self, limit_s: float | None = None) -> None:
         """Block until all streams are empty."""

@@ -72,7 +72,7 @@ class GlooCommunicator:
         self.rank = rank
         self.size = size
         self.device = device or CpuDevice()
-        self._store = dist.PrefixStore(f"raycomm {name}", store)
+        self._store: Any = dist.PrefixStore(f"raycomm {name}", store)
         self._address = address
         self._own = self.device.stream(f"{name} at rank {rank}")
         self._group: _Gloo | None = None
@@ -97,6 +97,7 @@ class GlooCommunicator:
             missing = self._meet("connected", end) if connected else tuple(rank for rank in range(self.size) if rank != self.rank)
         if not missing:
             self._group = made[0]
+            self._store = None  # it is a connection
             self._watch()
             return
         ranks = ", ".join(map(str, missing))
@@ -173,7 +174,7 @@ class GlooCommunicator:
     def poll(self) -> None:
         """Raise what has gone wrong. See the interface."""
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.fresh()
 
     def abort(self, limit_s: float) -> None:
         """End all operations. See the interface."""
@@ -241,6 +242,11 @@ class GlooCommunicator:
                 ranks = "a rank" if peer is None else f"rank {peer}"
                 text = f"{what} at {who(self)}: {ranks} is gone, its process ended or aborted ({_first_line(error)})"
                 raise self._broke(PeerDiedError(text, **about(self, peer))) from error
+            except Exception as error:  # somewhere in the middle: nobody knows what the peer has got
+                text = f"{what} at {who(self)} failed under way: {type(error).__name__}: {error}"
+                failure = self._broke(CommunicatorError(text, **about(self, peer)))
+                self._break(self._group)
+                raise failure from error
 
         self._last = on.launch(what, turn)
         return self._last
@@ -250,6 +256,7 @@ class GlooCommunicator:
         try:
             self._store.set(f"{stage} {self.rank}", "")
             while missing := tuple(rank for rank in range(self.size) if not self._store.check([f"{stage} {rank}"])):
+                self.poll()  # aborted by another thread
                 if time.monotonic() >= end:
                     return missing
                 time.sleep(0.005)
@@ -292,8 +299,8 @@ class GlooCommunicator:
     def _broke(self, error: CommunicatorError) -> CommunicatorError:
         """Remember the first failure; what to raise."""
         with self._lock:
-            self._failure = self._failure or error
-            return self._failure
+            self._failure = self._failure or error.fresh()
+            return self._failure.fresh()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

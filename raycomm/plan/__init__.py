@@ -1,5 +1,6 @@
 """What each process does, as data: made from a graph, checked, printed, read back. Imports neither Ray nor torch."""
 
+from raycomm.options import StreamPolicy
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
@@ -29,7 +30,7 @@ from raycomm.plan.overlap import overlap
 from raycomm.plan.placement import Placement, Transport, place
 from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
 from raycomm.plan.text import parse_plan
-from raycomm.plan.transfer import COMPUTE_STREAM, Backend, DeviceStreams, Link, Recv, Send, StreamPolicy, TensorEdge
+from raycomm.plan.transfer import COMPUTE_STREAM, Backend, DeviceStreams, Link, Recv, Send, TensorEdge
 from raycomm.plan.verify import verify
 
 __all__ = [

@@ -16,13 +16,14 @@ from typing import NoReturn
 from raycomm.errors import CompileError
 from raycomm.graph.model import Graph
 from raycomm.graph.tensor_hint import TensorDevice, TensorHint, TensorTransport
+from raycomm.options import StreamPolicy
 from raycomm.plan.actions import Channel, Plan
 from raycomm.plan.device_edges import place_on_device
 from raycomm.plan.lowering import channels_of, value_text
 from raycomm.plan.overlap import overlap
 from raycomm.plan.placement import DRIVER, Transport
 from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
-from raycomm.plan.transfer import Backend, StreamPolicy, TensorEdge
+from raycomm.plan.transfer import Backend, TensorEdge
 
 _REMEDY = "use 'auto' or 'shm'"
 _DRIVER = "the driver has no device"

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from raycomm.errors import CompileError
+from raycomm.options import StreamPolicy
 from raycomm.plan.actions import Action, ActorPlan, Plan
-from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Link, Recv, Send, StreamPolicy
+from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Link, Recv, Send
 
 # Hardware queues of a device (CUDA_DEVICE_MAX_CONNECTIONS) less one for computations and one for copies to and from the host.
 DEFAULT_MAX_LINKS = 6

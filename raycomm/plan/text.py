@@ -11,6 +11,7 @@ from typing import NoReturn, TypeVar
 from raycomm.errors import CompileError
 from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Projection, ReduceOp, Whole
 from raycomm.graph.tensor_hint import TensorDevice, TensorTransport
+from raycomm.options import StreamPolicy
 from raycomm.plan.actions import (
     Action,
     ActorPlan,
@@ -32,7 +33,7 @@ from raycomm.plan.actions import (
     Write,
 )
 from raycomm.plan.placement import Transport
-from raycomm.plan.transfer import Backend, DeviceStreams, Link, Recv, Send, StreamPolicy, TensorEdge
+from raycomm.plan.transfer import Backend, DeviceStreams, Link, Recv, Send, TensorEdge
 
 _Word = TypeVar("_Word", bound=StrEnum)
 

@@ -27,19 +27,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from raycomm.graph.tensor_hint import TensorDevice, TensorTransport
+from raycomm.options import StreamPolicy
 
 COMPUTE_STREAM = 0
-
-
-class StreamPolicy(StrEnum):
-    """Which operations of a device share a stream.
-
-    LINK: those of one link. DIRECTION: all sends, and all receives. SHARED: all of them.
-    """
-
-    LINK = "link"
-    DIRECTION = "direction"
-    SHARED = "shared"
 
 
 class Backend(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raycomm import __version__
 from raycomm.channel import Address, RingLayout
@@ -12,6 +12,9 @@ from raycomm.channel.shm import slots_for
 from raycomm.options import Options
 from raycomm.plan import Channel, Plan
 from raycomm.testing.faults import Fault
+
+if TYPE_CHECKING:
+    from raycomm.runtime.links import Meeting
 
 DRIVER = 0
 _CONTROL_INLINE = 4096
@@ -30,6 +33,7 @@ class Blueprint:
     version: str = __version__
     layout: int = 0
     faults: tuple[Fault, ...] = ()
+    meeting: Meeting | None = None  # where the ends of links meet, see `links.meeting_point`
     loop: Callable[..., Any] | None = None  # makes what runs the actions; None: `Loop`
 
 

@@ -30,13 +30,15 @@ from raycomm.graph.model import Actor, Const
 from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
 from raycomm.options import LoopThread, Options
-from raycomm.plan import Missing, Place, Plan, lower, on_devices, verify
+from raycomm.plan import Plan, lower, on_devices, verify
 from raycomm.runtime import ray_errors
 from raycomm.runtime.actor_thread import claims_of_others, lend_thread, taken
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, ring_slots, rings_of
 from raycomm.runtime.coroutines import on_event_loop
 from raycomm.runtime.driver import CompiledGraph
 from raycomm.runtime.fault_points import faults_by_actor
+from raycomm.runtime.links import Meeting, meeting_point
+from raycomm.runtime.places import places_of
 from raycomm.runtime.refs import Ref
 from raycomm.runtime.setup import prepare
 from raycomm.runtime.thread_state import on_actor_thread
@@ -47,10 +49,6 @@ _LOOK_EVERY_S = 0.5
 _ANSWER_S = 20.0
 _DYING_S = 1.0
 _RESTART_PAUSE_S = 0.1
-
-_NO_DEVICE = Place.without(
-    Missing("GPU edges are not available in this version", "use 'auto' or 'shm', and device 'default' or 'cpu'")
-)
 
 # Which of them it is only the actor knows, and it does not answer.
 _NOT_THERE = (
@@ -86,7 +84,13 @@ def compile_graph(
     """
     graph = build(node, adapter)
     name = options.name or f"graph-{os.getpid()}-{next(_numbers)}"
-    plan = on_devices(lower(graph, name), graph, {actor.index + 1: _NO_DEVICE for actor in graph.actors})
+    plan = on_devices(
+        lower(graph, name),
+        graph,
+        places_of(graph, options.device),
+        policy=options.stream_policy,
+        early_receives=options.overlap,
+    )
     verify(plan)
     if not ray.is_initialized():
         raise CompileError(
@@ -98,7 +102,8 @@ def compile_graph(
     arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=processes, processes=processes)
     arena.join(DRIVER)
     try:
-        addresses = _SetUp(graph, plan, options, arena, loop).run()
+        with meeting_point(plan) as meeting:
+            addresses = _SetUp(graph, plan, options, arena, meeting, loop).run()
         pids = {DRIVER: os.getpid()} | {address.process: address.pid for address in addresses}
         board = Board(plan, arena, pids, ring_slots(plan, options))
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
@@ -158,7 +163,15 @@ def _check_memory(plan: Plan, options: Options) -> None:
 class _SetUp:
     """The conversation with the actors of one graph."""
 
-    def __init__(self, graph: Graph, plan: Plan, options: Options, arena: ShmArena, loop: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        options: Options,
+        arena: ShmArena,
+        meeting: Meeting | None,
+        loop: Callable[..., Any] | None,
+    ) -> None:
         self._graph = graph
         self._plan = plan
         self._arena = arena
@@ -166,6 +179,7 @@ class _SetUp:
         self._deadline = Deadline(options.compile_timeout)
         self._notice = Notice()
         self._faults = faults_by_actor(graph, plan.name, injected())
+        self._meeting = meeting
         self._loop = loop
         self._processes = [process.index for process in plan.processes[1:]]
         self._node = ray.get_runtime_context().get_node_id()
@@ -176,8 +190,7 @@ class _SetUp:
         addresses = self._prepare()
         control = self._arena.writer([address_channel(self._plan)])
         control.write([(address.process, address.pid, address.fd, address.nonce) for address in addresses])
-        for address in addresses:
-            self._await_ready(address)
+        self._await_ready(addresses)
         return addresses
 
     def _reach(self) -> None:
@@ -264,6 +277,7 @@ class _SetUp:
             self._node,
             layout=_core.LAYOUT_VERSION,
             faults=self._faults.get(actor.index, ()),
+            meeting=self._meeting,
             loop=self._loop,
         )
         handle: Any = actor.handle
@@ -326,24 +340,36 @@ class _SetUp:
             return None
         return prepared.address
 
-    def _await_ready(self, address: Address) -> None:
-        report = self._arena.reader(address.process, report_channel(self._plan, address.process), 0, drain=True)
-        while True:
-            try:
-                answer = report.read(self._deadline.left(at_most=self._notice.left()))
-                break
-            except _core.TimedOut:
-                self._still_waiting(f"{self._label(address.process)} has not yet attached to the others")
-            except _core.Closed:
-                raise self._died(self._arena.closed[1], "it ended during set-up") from None
-        if answer != READY:
-            # It could not reach a neighbour, perhaps one that is dying: its descriptors go some time before it counts as dead.
-            patience = Deadline(_DYING_S)
-            while not patience.over:
-                if self._arena.core.look_for_dead() or self._arena.closed[0]:
-                    raise self._died(self._arena.closed[1], "it ended during set-up")
-                time.sleep(0.01)
-            raise CompileError(f"graph {self._plan.name!r} cannot be set up: actor {self._label(address.process)}: {answer}")
+    def _await_ready(self, addresses: list[Address]) -> None:
+        """Wait until all are ready. All are listened to: who sets up a link waits for its other end, which may have failed."""
+        waiting = {
+            address.process: self._arena.reader(address.process, report_channel(self._plan, address.process), 0, drain=True)
+            for address in addresses
+        }
+        while waiting:
+            first = next(iter(waiting))
+            for process, report in list(waiting.items()):
+                look = min(self._notice.left(), _LOOK_EVERY_S) if process == first else 0.0
+                try:
+                    answer = report.read(self._deadline.left(at_most=look))
+                except _core.TimedOut:
+                    continue
+                except _core.Closed:
+                    raise self._died(self._arena.closed[1], "it ended during set-up") from None
+                if answer != READY:
+                    raise self._not_ready(process, answer)
+                del waiting[process]
+            if waiting:
+                self._still_waiting(f"{', '.join(map(self._label, waiting))} still to attach to the others")
+
+    def _not_ready(self, process: int, answer: str) -> BaseException:
+        # It could not reach a neighbour, perhaps one that is dying: its descriptors go some time before it counts as dead.
+        patience = Deadline(_DYING_S)
+        while not patience.over:
+            if self._arena.core.look_for_dead() or self._arena.closed[0]:
+                return self._died(self._arena.closed[1], "it ended during set-up")
+            time.sleep(0.01)
+        return CompileError(f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)}: {answer}")
 
     def _still_waiting(self, what: str) -> None:
         self._notice.give(lambda: f"graph {self._plan.name!r}: {what}")

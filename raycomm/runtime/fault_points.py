@@ -15,9 +15,25 @@ import ray.actor
 from raycomm.errors import CompileError
 from raycomm.graph import Graph
 from raycomm.graph.actor import read_actor
+from raycomm.plan import Read, Write
+from raycomm.plan.transfer import Recv, Send
 from raycomm.testing.faults import Action, Exit, ExitActor, Fault, Kill, Point, Raise, Sleep, Stall
 
 Step = Callable[[], None]
+
+# By kind of action. A receive is a read, and a send a write, of its control record.
+BEFORE: dict[type, Point] = {
+    Read: Point.BEFORE_READ,
+    Recv: Point.BEFORE_READ,
+    Write: Point.BEFORE_WRITE,
+    Send: Point.BEFORE_WRITE,
+}
+AFTER: dict[type, Point] = {
+    Read: Point.AFTER_READ,
+    Recv: Point.AFTER_READ,
+    Write: Point.AFTER_WRITE,
+    Send: Point.AFTER_WRITE,
+}
 
 
 class FaultPoints:

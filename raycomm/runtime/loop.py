@@ -11,21 +11,25 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thread but the main one
 
 from raycomm import _core
-from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter
+from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter, Writer
 from raycomm.codec import Failure, encode_failure
-from raycomm.errors import CompileError, RaycommError, SerializationError
+from raycomm.errors import RaycommError, SerializationError
 from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
+from raycomm.plan.transfer import Send
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
 from raycomm.runtime.coroutines import CoroutineMethod
-from raycomm.runtime.fault_points import FaultPoints
+from raycomm.runtime.fault_points import AFTER, BEFORE, FaultPoints
+from raycomm.runtime.links import Links
 from raycomm.runtime.memory_error import shared_memory_error
-from raycomm.testing.faults import Point
+
+if TYPE_CHECKING:
+    from raycomm.runtime.transfers import Transfers
 
 Step = Callable[[], None]
 
@@ -33,9 +37,6 @@ Step = Callable[[], None]
 _ENDS = (AsyncioActorExit, _core.Closed)
 # What fails one execution: not only what is an Exception, for a method may use coroutines and generators.
 _FAILS = (Exception, GeneratorExit, asyncio.CancelledError)
-
-_BEFORE: dict[type, Point] = {Read: Point.BEFORE_READ, Write: Point.BEFORE_WRITE}
-_AFTER: dict[type, Point] = {Read: Point.AFTER_READ, Write: Point.AFTER_WRITE}
 
 
 class Loop:
@@ -49,6 +50,7 @@ class Loop:
         arena: this process's memory in the graph.
         options: the driver's.
         faults: what is to go wrong, for tests; none without.
+        links: this actor's, warmed up.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Loop:
         arena: ShmArena,
         options: Options,
         faults: FaultPoints,
+        links: Links,
     ) -> None:
         self._plan = plan
         self._options = options
@@ -70,6 +73,7 @@ class Loop:
         self._faults = faults
         self._registers: list[Any] = [None] * self._actor.registers
         self._execution = 0
+        self._links = links
         self._steps = self._prepare()
 
     def run(self) -> None:
@@ -96,8 +100,11 @@ class Loop:
             return [whole]
         steps: list[Step] = []
         marked = False  # whether the activity others see already names the coming call
+        transfers = self._transfers() if self._links else None
         for place, action in enumerate(self._actor.actions):
-            steps += self._faults.steps(_BEFORE.get(type(action)), self._now)
+            steps += self._faults.steps(BEFORE.get(type(action)), self._now)
+            if transfers is not None:
+                steps += transfers.settles(place)
             if isinstance(action, Read):
                 steps.append(self._read(action, place))
                 marked = self._call_after(place) is not None
@@ -114,11 +121,16 @@ class Loop:
             elif isinstance(action, Release):
                 steps.append(self._release(action))
             else:
-                text = f"graph {self._plan.name!r}, actor {self._actor.process.label}: {action}: no device to move values between"
-                remedy = "leave the edge on shared memory"
-                raise CompileError(f"{text}; {remedy}", node=str(action), remedy=remedy)
-            steps += self._faults.steps(_AFTER.get(type(action)), self._now)
+                assert transfers is not None
+                steps.append(transfers.send(action) if isinstance(action, Send) else transfers.recv(action))
+            steps += self._faults.steps(AFTER.get(type(action)), self._now)
         return steps
+
+    def _transfers(self) -> Transfers:
+        from raycomm.runtime.transfers import Transfers  # torch comes with it
+
+        ends = (self._registers, self._write_failure, self._unsent, self._now)
+        return Transfers(self._plan, self._actor, self._arena, self._options, self._links, *ends)
 
     def _now(self) -> int:
         return self._execution
@@ -190,9 +202,10 @@ class Loop:
         )
 
     def _call_after(self, place: int) -> int | None:
-        """The place of the call that comes right after the action at `place`."""
+        """The place of the call that comes right after the action at `place`; with links it may have to wait for what arrives."""
         actions = self._actor.actions
-        return place + 1 if place + 1 < len(actions) and isinstance(actions[place + 1], Compute) else None
+        is_call = not self._links and place + 1 < len(actions) and isinstance(actions[place + 1], Compute)
+        return place + 1 if is_call else None
 
     def _unread(self, error: SerializationError, action: Read) -> Failure:
         # The message was consumed: this execution fails, the next is untouched.
@@ -339,7 +352,7 @@ class Loop:
 
         return step
 
-    def _write_failure(self, writer: ShmWriter, failure: Failure) -> None:
+    def _write_failure(self, writer: Writer, failure: Failure) -> None:
         kind, text, origin = failure.type_name, failure.message, failure.origin
         reports = [(failure, NO_LIMIT)]
         # There may be no memory for all of it. Without its traceback it often fits a ring slot; one of our own errors, which say

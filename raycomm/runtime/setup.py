@@ -18,7 +18,7 @@ from ray.exceptions import AsyncioActorExit
 
 from raycomm import __version__, _core
 from raycomm.channel import Address, ShmArena, ShmReader
-from raycomm.errors import SerializationError
+from raycomm.errors import CommunicatorError, SerializationError
 from raycomm.options import LoopThread
 from raycomm.plan import Compute
 from raycomm.runtime import actor_thread, coroutines
@@ -26,6 +26,7 @@ from raycomm.runtime.actor_thread import Claim, Parked
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
 from raycomm.runtime.fault_points import FaultPoints
 from raycomm.runtime.lending import lending
+from raycomm.runtime.links import Links
 from raycomm.runtime.loop import Loop
 from raycomm.runtime.thread_state import ThreadState
 from raycomm.testing.faults import Point
@@ -125,6 +126,7 @@ class Member:
         self._blueprint = blueprint
         self._arena = arena
         self._faults = faults
+        self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting)
         actors_thread = blueprint.options.loop_thread is LoopThread.ACTOR
         self._claim = Claim(blueprint.plan.name, blueprint.driver.nonce) if actors_thread else None
 
@@ -159,7 +161,11 @@ class Member:
             logger.exception("graph %r: the loop of %s failed; the graph is closed", plan.name, label)
             arena.close(_core.CLOSED_FAILED, process)
         finally:
-            self._leave()
+            # After the arena is closed: who waits for a link that breaks sees by then that the graph has ended.
+            try:
+                self._links.close()
+            finally:
+                self._leave()
 
     def give_up(self) -> None:
         """Instead of `serve`: the driver has gone before the loop began."""
@@ -176,9 +182,15 @@ class Member:
         try:
             for peer in sorted(peers_of(plan, process)):
                 arena.attach(addresses[peer])
-            kind = blueprint.loop or Loop
-            loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults)
         except (OSError, SerializationError) as error:
+            report.write(f"{type(error).__name__}: {error}")
+            return
+        kind = blueprint.loop or Loop
+        self._faults.reach(Point.SETUP_LINKS)
+        try:
+            self._links.warm_up(self._look)
+            loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults, self._links)
+        except (OSError, SerializationError, CommunicatorError) as error:
             report.write(f"{type(error).__name__}: {error}")
             return
         with loop:  # from here on: the graph may be closed before it runs
@@ -186,6 +198,15 @@ class Member:
             report.write(READY)
             with lending(arena, plan):
                 loop.run()
+
+    def _look(self) -> None:
+        """Raise `Closed` if the graph has ended, or its driver is gone."""
+        arena = self._arena
+        arena.core.look_for_dead()
+        if arena.closed[0]:
+            raise _core.Closed(*arena.closed)
+        if arena.core.loop_state(DRIVER) == _core.LOOP_LEFT:
+            raise _core.Closed(_core.CLOSED_FAILED, DRIVER)
 
     def _announced(self, control: ShmReader) -> Any:
         """The driver's list of addresses. It may have given up before it knew of this arena, which it then cannot close."""

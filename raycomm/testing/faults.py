@@ -27,6 +27,8 @@ class Point(StrEnum):
     """In the set-up call, before this actor has any memory of the graph."""
     SETUP_ARENA = "arena made"
     """In the set-up call, before the driver knows the address of the actor's memory."""
+    SETUP_LINKS = "before links"
+    """On the loop's thread, attached to all others, before the links over which tensors go are set up, if there are any."""
     SETUP_READY = "attached"
     """On the loop's thread, attached to all others, before it says that it is ready."""
     BEFORE_READ = "before read"

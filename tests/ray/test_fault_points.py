@@ -27,7 +27,7 @@ _IN_A_LOOP = [
     Point.BEFORE_WRITE,
     Point.AFTER_WRITE,
 ]
-_IN_SETUP = [Point.SETUP_BEGIN, Point.SETUP_ARENA, Point.SETUP_READY]
+_IN_SETUP = [Point.SETUP_BEGIN, Point.SETUP_ARENA, Point.SETUP_LINKS, Point.SETUP_READY]
 _WAYS = ["Kill", "Exit", "ray.kill"]
 
 

@@ -54,10 +54,40 @@ class GlooPlace:
         self.die()
 
 
+class CudaPlace(GlooPlace):
+    """A rank with a GPU; several share one where there are too few, which NCCL has to be told."""
+
+    def __init__(self, rank: int, size: int, path: str) -> None:
+        from raycomm.device.cuda import CudaDevice
+
+        super().__init__(rank, size, path)
+        gpus = torch.cuda.device_count()
+        if size > gpus:
+            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # from NCCL 2.30
+        self.device = CudaDevice(rank % gpus)
+
+    def link(self, name: str) -> Communicator:
+        from raycomm.device.nccl import NcclCommunicator
+
+        return NcclCommunicator(self._store, name, self.rank, self._size, device=self.device)
+
+    def elsewhere(self) -> Any:
+        from raycomm.device.cuda import CudaDevice
+
+        return CudaDevice(self.device.index).stream("s")
+
+    def die_while_sending(self, link: Any, peer: int) -> None:
+        out = self.device.stream("out")
+        link.send(self.device.to_device(numbers(self.rank, BIG), out), peer, stream=out)
+        self.die()
+
+
 def place_of(kind: str, rank: int, size: int, path: str) -> Place:
-    """Where a rank runs: "gloo", or "nccl", in whose place something stands."""
+    """Where a rank runs: "gloo", "nccl", in whose place something stands, or "cuda", which is NCCL on GPUs."""
     if kind == "gloo":
         return GlooPlace(rank, size, path)
+    if kind == "cuda":
+        return CudaPlace(rank, size, path)
     from tests.unit.pretend_nccl import NcclPlace
 
     return NcclPlace(rank, size, path)

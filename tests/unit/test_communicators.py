@@ -127,7 +127,11 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
             stdout.close()
 
 
-@pytest.fixture(params=["gloo", "nccl", "simulated 0", "simulated 1", "simulated 2", "simulated 3"])
+# On a machine with a GPU the same over NCCL itself.
+CUDA = ["cuda"] if torch.cuda.is_available() else []
+
+
+@pytest.fixture(params=["gloo", "nccl", *CUDA, "simulated 0", "simulated 1", "simulated 2", "simulated 3"])
 def run(request: pytest.FixtureRequest, processes: Callable[[str], Run]) -> Run:
     kind, _, seed = request.param.partition(" ")
     return simulated(int(seed)) if seed else processes(kind)

@@ -1,0 +1,193 @@
+"""Sends and receives in an actor's loop, over its links.
+
+A register that a receive fills holds the value while it still arrives; whoever uses it lets it settle first, see `settles`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from raycomm import _core
+from raycomm.channel import ShmArena, Writer
+from raycomm.channel.device import Arriving, DeviceReader, DeviceWriter
+from raycomm.codec import Failure
+from raycomm.device import Event
+from raycomm.errors import CommunicatorError, TransferTimeoutError
+from raycomm.options import Options
+from raycomm.plan import Action, ActorPlan, Compute, Plan, Release
+from raycomm.plan.registers import filled_and_used, given
+from raycomm.plan.transfer import Recv, Send
+from raycomm.runtime.links import Links
+
+Step: TypeAlias = Callable[[], None]
+
+_LOOK_EVERY_S = 0.2
+_TOLD_S = 1.0  # how long it may take until the graph is known to have ended, of which a broken link is the first sign
+
+
+class Transfers:
+    """One actor's sends and receives.
+
+    Args:
+        plan: has the channels.
+        actor: whose they are.
+        arena: its memory in the graph; control records go through it.
+        options: of the graph.
+        links: warmed up.
+        registers: of the loop.
+        send_failure: publishes a failure with a writer.
+        unsent: what a failed write on some channels means for an execution.
+        now: the number of the execution.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        actor: ActorPlan,
+        arena: ShmArena,
+        options: Options,
+        links: Links,
+        registers: list[Any],
+        send_failure: Callable[[Writer, Failure], None],
+        unsent: Callable[[Exception, tuple[int, ...]], Failure],
+        now: Callable[[], int],
+    ) -> None:
+        self._plan = plan
+        self._process = actor.process
+        self._arena = arena
+        self._options = options
+        self._links = links
+        self._registers = registers
+        self._send_failure = send_failure
+        self._unsent = unsent
+        self._now = now
+        self._arriving = arriving(actor.actions)
+
+    def send(self, action: Send) -> Step:
+        """Writes the record and launches the sends, or writes a failure."""
+        registers, register, guarded = self._registers, action.register, self._guarded
+        writer = self._writer(action)
+
+        def step() -> None:
+            value = registers[register]
+            if type(value) is not Failure:
+                try:
+                    guarded(writer.write, value)
+                    return
+                except (_core.Closed, _core.Misuse):
+                    raise
+                except Exception as error:
+                    if _breaks(error):
+                        raise
+                    value = self._unsent(error, (action.channel,))
+            self._send_failure(writer, value)
+
+        return step
+
+    def recv(self, action: Recv) -> Step:
+        """Reads the record and launches the receives; or there is a failure."""
+        registers, register, guarded = self._registers, action.register, self._guarded
+        link, peer = self._links.end(action.link)
+        channel = self._plan.channels[action.channel]
+        record = self._arena.reader(channel.writer, channel.id, channel.readers.index(self._process.index), drain=False)
+        stream = link.device.stream(f"stream {action.stream}")
+        read = DeviceReader(record, link, peer, stream, name=channel.value).read
+
+        def step() -> None:
+            registers[register] = guarded(read)
+
+        return step
+
+    def settles(self, place: int) -> list[Step]:
+        """Before the action at `place`: waits for what still arrives in the registers that it uses."""
+        return [self._settle(*pair) for pair in self._arriving[place]]
+
+    def _settle(self, register: int, number: int) -> Step:
+        registers, wait = self._registers, self._wait
+        channel = self._plan.channels[number]
+        origin = f"{self._process.label} receiving {channel.value}"
+
+        def step() -> None:
+            value = registers[register]
+            if type(value) is not Arriving:
+                return
+            for event in value.events:
+                if not event.complete:
+                    self._arena.core.await_transfer(number, channel.writer)
+                    wait(event)
+            try:
+                registers[register] = value.value()
+            except Exception as error:  # of what is not a tensor, and cannot be decoded
+                registers[register] = Failure.capture(error, origin, self._now())
+
+        return step
+
+    def _writer(self, action: Send) -> DeviceWriter:
+        channel = self._plan.channels[action.channel]
+        link, peer = self._links.end(action.link)
+        hint = channel.tensors
+        return DeviceWriter(
+            self._arena.writer((channel.id,)),
+            link,
+            peer,
+            link.device.stream(f"stream {action.stream}"),
+            name=channel.value,
+            keeps=channel.sender_keeps,
+            static_shape=hint is not None and hint.static_shape,
+            direct_return=hint is not None and hint.direct_return,
+            allow_pickle=self._options.allow_pickle if channel.allow_pickle is None else channel.allow_pickle,
+        )
+
+    def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Call what uses a link. Where that is broken because the graph has ended, `_core.Closed` is raised."""
+        try:
+            return call(*args)
+        except CommunicatorError as error:
+            if _breaks(error) and not isinstance(error, TransferTimeoutError):
+                self._see_whether_closed()
+            raise
+
+    def _wait(self, event: Event) -> None:
+        """Wait for a transfer, looking at the graph now and then. There is no limit: who waits for the result has one."""
+        while True:
+            try:
+                self._guarded(event.synchronize, _LOOK_EVERY_S)
+                return
+            except TransferTimeoutError:
+                self._arena.core.look_for_dead()
+                self._raise_if_closed()
+
+    def _see_whether_closed(self) -> None:
+        end = time.monotonic() + _TOLD_S
+        while time.monotonic() < end:
+            self._arena.core.look_for_dead()
+            self._raise_if_closed()
+            time.sleep(0.01)
+
+    def _raise_if_closed(self) -> None:
+        if self._arena.closed[0]:
+            raise _core.Closed(*self._arena.closed)
+
+
+def _breaks(error: Exception) -> bool:
+    """Whether a link is of no use after this error; those about a value were raised before anything was launched."""
+    return isinstance(error, CommunicatorError) and not isinstance(error, ValueError)
+
+
+def arriving(actions: tuple[Action, ...]) -> list[tuple[tuple[int, int], ...]]:
+    """For each action, the registers that it uses and that a receive filled, with no use in between; with the channel of each."""
+    pending: dict[int, int] = {}
+    rows: list[tuple[tuple[int, int], ...]] = []
+    for action in actions:
+        filled, used = filled_and_used(action)
+        if isinstance(action, Compute):
+            used = given(action)
+        looked_at = () if isinstance(action, Release) else used
+        rows.append(tuple((register, pending[register]) for register in dict.fromkeys(looked_at) if register in pending))
+        for register in (*filled, *used):
+            pending.pop(register, None)
+        if isinstance(action, Recv):
+            pending[action.register] = action.channel
+    return rows
