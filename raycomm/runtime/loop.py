@@ -104,7 +104,7 @@ class Loop:
         for place, action in enumerate(self._actor.actions):
             steps += self._faults.steps(BEFORE.get(type(action)), self._now)
             if transfers is not None:
-                steps += transfers.settles(place)
+                steps += transfers.before(place)
             if isinstance(action, Read):
                 steps.append(self._read(action, place))
                 marked = self._call_after(place) is not None

@@ -196,7 +196,7 @@ class Member:
         with loop:  # from here on: the graph may be closed before it runs
             self._faults.reach(Point.SETUP_READY)
             report.write(READY)
-            with lending(arena, plan):
+            with lending(arena, plan), self._links.watched(self._look):
                 loop.run()
 
     def _look(self) -> None:

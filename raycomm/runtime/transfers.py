@@ -1,24 +1,33 @@
 """Sends and receives in an actor's loop, over its links.
 
-A register that a receive fills holds the value while it still arrives; whoever uses it lets it settle first, see `settles`.
+A register that a receive fills holds the value while it still arrives; whoever uses it lets it settle first. Where the actor's
+code runs on the host, the host waits for that. Where it runs on a stream of the device, the stream waits, and the host goes on;
+then three things are seen to:
+
+- the next call waits, on the stream, for sends that read memory which it may write to;
+- before anything leaves on an ordinary channel the host waits for all that the calls before it were given. A link that breaks
+  ends its transfers as if they were good, and what was computed from them must go nowhere;
+- for the same reason the host looks, before it says on a link that a value comes, at what has ended by then. What ends later is
+  the business of `Links`: what is still to be sent is ended first.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from raycomm import _core
 from raycomm.channel import ShmArena, Writer
 from raycomm.channel.device import Arriving, DeviceReader, DeviceWriter
 from raycomm.codec import Failure
-from raycomm.device import Event
+from raycomm.device import Communicator, Device, Event, Stream
 from raycomm.errors import CommunicatorError, TransferTimeoutError
 from raycomm.options import Options
-from raycomm.plan import Action, ActorPlan, Compute, Plan, Release
+from raycomm.plan import Action, ActorPlan, Collective, Compute, Plan, Release, Write
 from raycomm.plan.registers import filled_and_used, given
-from raycomm.plan.transfer import Recv, Send
+from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send
 from raycomm.runtime.links import Links
 
 Step: TypeAlias = Callable[[], None]
@@ -63,18 +72,23 @@ class Transfers:
         self._send_failure = send_failure
         self._unsent = unsent
         self._now = now
+        self._actions = actor.actions
         self._arriving = arriving(actor.actions)
+        self._lent: list[tuple[Device, list[Event]]] = []  # sends that read what the next call may write to
+        self._unseen: deque[tuple[Event, int, int]] = deque()  # of receives that a stream waits for; channel and writer of each
 
     def send(self, action: Send) -> Step:
         """Writes the record and launches the sends, or writes a failure."""
         registers, register, guarded = self._registers, action.register, self._guarded
-        writer = self._writer(action)
+        writer, device = self._writer(action), self._links.end(action.link)[0].device
 
         def step() -> None:
             value = registers[register]
             if type(value) is not Failure:
                 try:
                     guarded(writer.write, value)
+                    if writer.lent and not action.beside:
+                        self._lent.append((device, writer.lent))
                     return
                 except (_core.Closed, _core.Misuse):
                     raise
@@ -92,37 +106,78 @@ class Transfers:
         link, peer = self._links.end(action.link)
         channel = self._plan.channels[action.channel]
         record = self._arena.reader(channel.writer, channel.id, channel.readers.index(self._process.index), drain=False)
-        stream = link.device.stream(f"stream {action.stream}")
-        read = DeviceReader(record, link, peer, stream, name=channel.value).read
+        read = DeviceReader(record, link, peer, _stream(link, action), name=channel.value).read
 
         def step() -> None:
             registers[register] = guarded(read)
 
         return step
 
-    def settles(self, place: int) -> list[Step]:
-        """Before the action at `place`: waits for what still arrives in the registers that it uses."""
-        return [self._settle(*pair) for pair in self._arriving[place]]
+    def before(self, place: int) -> list[Step]:
+        """What comes before the action at `place`: waits for what still arrives in the registers that it uses."""
+        action = self._actions[place]
+        steps = [self._settle(*pair) for pair in self._arriving[place]]
+        if self._links.on_streams:
+            if isinstance(action, Compute):
+                steps.append(self._take_back)
+            elif isinstance(action, (Write, Collective)):
+                steps.append(self._see_all)
+            elif isinstance(action, Send):
+                steps.append(self._see_ended)
+        return steps
 
     def _settle(self, register: int, number: int) -> Step:
-        registers, wait = self._registers, self._wait
+        registers = self._registers
         channel = self._plan.channels[number]
         origin = f"{self._process.label} receiving {channel.value}"
+        device = next(self._links.end(action.link)[0] for action in self._actions if _receives(action, number)).device
 
         def step() -> None:
             value = registers[register]
             if type(value) is not Arriving:
                 return
-            for event in value.events:
-                if not event.complete:
-                    self._arena.core.await_transfer(number, channel.writer)
-                    wait(event)
+            stream = device.current_stream()
+            if stream is None:
+                for event in value.events:
+                    self._await(event, number, channel.writer)
+            else:
+                value.join(stream)
+                self._unseen += [(event, number, channel.writer) for event in value.events]
             try:
                 registers[register] = value.value()
             except Exception as error:  # of what is not a tensor, and cannot be decoded
                 registers[register] = Failure.capture(error, origin, self._now())
 
         return step
+
+    def _take_back(self) -> None:
+        """Have what the coming call launches wait for the sends of what it may write to."""
+        for device, events in self._lent:
+            stream = device.current_stream()
+            assert stream is not None
+            for event in events:
+                stream.wait(event)
+        self._lent.clear()
+
+    def _see_all(self) -> None:
+        """Wait, on the host, for all that calls were given."""
+        while self._unseen:
+            self._await(*self._unseen[0])
+            self._unseen.popleft()
+
+    def _see_ended(self) -> None:
+        """Of what calls were given, look at what has ended. Does not block."""
+        for _ in range(len(self._unseen)):
+            entry = self._unseen.popleft()
+            if entry[0].complete:
+                self._guarded(entry[0].synchronize, 0.0)
+            else:
+                self._unseen.append(entry)
+
+    def _await(self, event: Event, channel: int, writer: int) -> None:
+        if not event.complete:
+            self._arena.core.await_transfer(channel, writer)
+        self._wait(event)
 
     def _writer(self, action: Send) -> DeviceWriter:
         channel = self._plan.channels[action.channel]
@@ -132,7 +187,7 @@ class Transfers:
             self._arena.writer((channel.id,)),
             link,
             peer,
-            link.device.stream(f"stream {action.stream}"),
+            _stream(link, action),
             name=channel.value,
             keeps=channel.sender_keeps,
             static_shape=hint is not None and hint.static_shape,
@@ -169,6 +224,16 @@ class Transfers:
     def _raise_if_closed(self) -> None:
         if self._arena.closed[0]:
             raise _core.Closed(*self._arena.closed)
+
+
+def _stream(link: Communicator, action: Send | Recv) -> Stream:
+    """The stream of an action: its own, or the one that the loop's code runs on."""
+    computing = link.device.current_stream() if action.stream == COMPUTE_STREAM else None
+    return computing or link.device.stream(f"stream {action.stream}")
+
+
+def _receives(action: Action, channel: int) -> TypeGuard[Recv]:
+    return isinstance(action, Recv) and action.channel == channel
 
 
 def _breaks(error: Exception) -> bool:
