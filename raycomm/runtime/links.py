@@ -10,6 +10,7 @@ into. So the links that this actor sends on are aborted before it: no other acto
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import threading
@@ -22,8 +23,11 @@ from raycomm import _core
 from raycomm.channel import Deadline
 from raycomm.device import Communicator
 from raycomm.errors import CommunicatorError, CompileError
+from raycomm.observe.notice import FIRST_NOTICE_S, NEXT_NOTICE_S
 from raycomm.plan import Link, Plan
 from raycomm.plan.transfer import Backend
+
+logger = logging.getLogger("raycomm")
 
 _ABORT_S = 1.0
 _LOOK_EVERY_S = 0.05
@@ -80,6 +84,9 @@ class Links:
         plan: has the links.
         process: the actor's index in it.
         meeting: from `meeting_point`.
+
+    Attributes:
+        late: what has not arrived that a call was given, and for how many seconds that is so; set by whoever knows.
     """
 
     def __init__(self, plan: Plan, process: int, meeting: Meeting | None) -> None:
@@ -91,6 +98,7 @@ class Links:
         self._meeting = meeting
         self._failing = threading.RLock()
         self._failed = False
+        self.late: Callable[[], tuple[float, str] | None] = _nothing
 
     def __bool__(self) -> bool:
         return bool(self._mine)
@@ -127,6 +135,7 @@ class Links:
         """Abort all ends, and with them every transfer under way. Blocks for a second at most. Repeated calls do nothing."""
         ends = self._senders_first()
         self._ends = {}
+        self.late = _nothing
         threads = [
             threading.Thread(target=end.abort, args=(_ABORT_S,), name=f"raycomm abort {end.name}", daemon=True) for end in ends
         ]
@@ -145,7 +154,8 @@ class Links:
     @contextmanager
     def watched(self, look: Callable[[], None]) -> Iterator[None]:
         """Inside, a thread looks now and then, and aborts all ends once the graph has ended or one of them has failed: this one
-        may wait in the device's driver, and nothing else ends that. Only where code runs on streams.
+        may wait in the device's driver, and nothing else ends that. It also says in the log what is late. Only where code runs on
+        streams.
 
         Args:
             look: see `warm_up`.
@@ -156,7 +166,14 @@ class Links:
         ended = threading.Event()
 
         def watch() -> None:
+            told_s = 0.0
             while not ended.wait(_WATCH_EVERY_S):
+                late_s, what = self.late() or (0.0, "")
+                if late_s >= max(FIRST_NOTICE_S, told_s + NEXT_NOTICE_S):
+                    logger.warning("graph %r: for %.0f s %s", self._plan.name, late_s, what)
+                    told_s = late_s
+                elif late_s < told_s:
+                    told_s = 0.0
                 try:
                     look()
                     for end in self._senders_first():
@@ -249,3 +266,7 @@ class Links:
 
     def _label(self, process: int) -> str:
         return self._plan.processes[process].label
+
+
+def _nothing() -> None:
+    """Nothing is late."""

@@ -103,6 +103,9 @@ class Loop:
         transfers = self._transfers() if self._links else None
         for place, action in enumerate(self._actor.actions):
             steps += self._faults.steps(BEFORE.get(type(action)), self._now)
+            if isinstance(action, Compute) and not marked and self._links.on_streams:
+                steps.append(self._mark(place))  # what it is given may arrive while it runs
+                marked = True
             if transfers is not None:
                 steps += transfers.before(place)
             if isinstance(action, Read):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from raycomm import _core
 from raycomm.channel import ShmArena, Writer
@@ -34,6 +34,16 @@ Step: TypeAlias = Callable[[], None]
 
 _LOOK_EVERY_S = 0.2
 _TOLD_S = 1.0  # how long it may take until the graph is known to have ended, of which a broken link is the first sign
+
+
+class _Unseen(NamedTuple):
+    """A receive that a stream waits for, and not yet the host."""
+
+    event: Event
+    channel: int
+    writer: int
+    execution: int
+    since: float
 
 
 class Transfers:
@@ -75,7 +85,8 @@ class Transfers:
         self._actions = actor.actions
         self._arriving = arriving(actor.actions)
         self._lent: list[tuple[Device, list[Event]]] = []  # sends that read what the next call may write to
-        self._unseen: deque[tuple[Event, int, int]] = deque()  # of receives that a stream waits for; channel and writer of each
+        self._unseen: deque[_Unseen] = deque()
+        links.late = self._late
 
     def send(self, action: Send) -> Step:
         """Writes the record and launches the sends, or writes a failure."""
@@ -105,7 +116,8 @@ class Transfers:
         registers, register, guarded = self._registers, action.register, self._guarded
         link, peer = self._links.end(action.link)
         channel = self._plan.channels[action.channel]
-        record = self._arena.reader(channel.writer, channel.id, channel.readers.index(self._process.index), drain=False)
+        place, first = channel.readers.index(self._process.index), action is self._actions[0]
+        record = self._arena.reader(channel.writer, channel.id, place, drain=False, first=first)
         read = DeviceReader(record, link, peer, _stream(link, action), name=channel.value).read
 
         def step() -> None:
@@ -142,7 +154,8 @@ class Transfers:
                     self._await(event, number, channel.writer)
             else:
                 value.join(stream)
-                self._unseen += [(event, number, channel.writer) for event in value.events]
+                now = time.monotonic()
+                self._unseen += [_Unseen(event, number, channel.writer, self._now(), now) for event in value.events]
             try:
                 registers[register] = value.value()
             except Exception as error:  # of what is not a tensor, and cannot be decoded
@@ -162,17 +175,27 @@ class Transfers:
     def _see_all(self) -> None:
         """Wait, on the host, for all that calls were given."""
         while self._unseen:
-            self._await(*self._unseen[0])
+            entry = self._unseen[0]
+            self._await(entry.event, entry.channel, entry.writer)
             self._unseen.popleft()
 
     def _see_ended(self) -> None:
         """Of what calls were given, look at what has ended. Does not block."""
         for _ in range(len(self._unseen)):
             entry = self._unseen.popleft()
-            if entry[0].complete:
-                self._guarded(entry[0].synchronize, 0.0)
+            if entry.event.complete:
+                self._guarded(entry.event.synchronize, 0.0)
             else:
                 self._unseen.append(entry)
+
+    def _late(self) -> tuple[float, str] | None:
+        """Of what calls were given and has not arrived, the oldest: for how many seconds, and what. Any thread may ask."""
+        entries = [entry for entry in self._unseen.copy() if not entry.event.complete]
+        if not entries:
+            return None
+        first, channel = entries[0], self._plan.channels[entries[0].channel]
+        text = f"{self._process.label} was given {channel.value} of execution {first.execution}, which has not arrived from "
+        return time.monotonic() - first.since, text + self._plan.processes[first.writer].label
 
     def _await(self, event: Event, channel: int, writer: int) -> None:
         if not event.complete:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import ray
@@ -10,6 +11,7 @@ import torch
 
 from tests.ray.tensor_actors import TensorsBody
 
+_ends: list[Any] = []  # communicators of this process, with the stand-in
 _MANY_RANKS = {"env_vars": {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}}
 
 
@@ -22,6 +24,29 @@ class OnGpu(TensorsBody):
             self.device = "cuda"
         else:
             pretend()
+
+    def die_in_the_next_transfer(self) -> None:
+        """Once the other end knows that something comes. Only with the stand-in."""
+        from raycomm.device.gloo import _header, _send
+        from tests.unit.pretend_nccl import PretendComm, memory
+
+        def send(comm: Any, address: int, count: int, dtype: int, peer: int, handle: int) -> None:
+            _send(comm._link._group, _header(memory(address, count, dtype)), peer)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        PretendComm.send = send  # type: ignore[method-assign]
+
+    def send_nothing(self) -> None:
+        """From now on the other end waits for ever. Only with the stand-in."""
+        from tests.unit.pretend_nccl import PretendComm
+
+        PretendComm.send = lambda *_: None  # type: ignore[method-assign,assignment]
+
+    def abort_links(self) -> int:
+        """Ends all that this actor receives or sends now; how many links that were."""
+        for end in _ends:
+            end.abort(1.0)
+        return len(_ends)
 
 
 GpuTensors = ray.remote(num_cpus=0)(OnGpu)
@@ -47,7 +72,8 @@ def pretend() -> None:
 
     def communicator(store: Any, name: str, rank: int, size: int, *, device: Any, **others: Any) -> Any:
         library = PretendNccl(store, device, tuples=False)
-        return real(store, name, rank, size, device=device, library=library, **others)
+        _ends.append(real(store, name, rank, size, device=device, library=library, **others))
+        return _ends[-1]
 
     def look_around(_instance: object = None) -> places.Found:
         pid = os.getpid()

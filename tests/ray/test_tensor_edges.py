@@ -149,6 +149,51 @@ def test_a_death_ends_the_graph(new: New, over: Over, who: str) -> None:
         assert time.monotonic() - begin < _PROMPTLY_S
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only with the stand-in it is known when a transfer has begun")
+def test_what_is_computed_from_a_transfer_that_broke_goes_nowhere(cluster: None) -> None:
+    """The sender dies under way. The receiver waits on its stream, which ends, as on a GPU, without anything having arrived."""
+    first, second, third = (start_on_gpu() for _ in range(3))
+    with InputNode() as x:
+        made = bind(first.make, x).with_tensor_transport("nccl")
+        node = bind(third.sum, bind(second.twice, made).with_tensor_transport("nccl"))
+    with raycomm.compile(MultiOutputNode([node, bind(second.sum, made)])) as graph:
+        assert [ref.get(PATIENCE_S) for ref in graph.execute(2)] == [4000, 2000]
+        ray.get(first.die_in_the_next_transfer.remote())
+        begin = time.monotonic()
+        refs = graph.execute(3)
+        for ref in refs:
+            with pytest.raises(ActorDiedError) as caught:
+                ref.get(PATIENCE_S)
+            assert caught.value.actor_id == first._actor_id.hex()
+        assert time.monotonic() - begin < _PROMPTLY_S
+    with InputNode() as x:
+        node = bind(third.sum, bind(second.make, x).with_tensor_transport("nccl"))
+    with raycomm.compile(node) as graph:
+        assert graph.execute(4).get(PATIENCE_S) == 4000
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only the stand-in can be told to break a link")
+@pytest.mark.parametrize("reader", ["driver", "actor"])
+def test_a_link_that_breaks_while_nobody_dies(cluster: None, reader: str) -> None:
+    first, second, third = (start_on_gpu() for _ in range(3))
+    with InputNode() as x:
+        node = bind(first.make, x).with_tensor_transport("nccl")
+        if reader == "driver":
+            node = bind(second.sum, node)
+        else:
+            node = bind(third.sum, bind(second.twice, node).with_tensor_transport("nccl"))
+    with raycomm.compile(node, name="breaks") as graph:
+        assert graph.execute(2).get(PATIENCE_S) == (2000 if reader == "driver" else 4000)
+        ray.get(first.send_nothing.remote())
+        ref = graph.execute(3)
+        until(lambda: "execution 1, for" in str(graph.status()), "the second actor is in its call, with what has not arrived")
+        assert ray.get(second.abort_links.remote()) == (1 if reader == "driver" else 2)
+        link = rf"rank 1 of link 0 of graph 'breaks' from OnGpu#{first._actor_id.hex()[:6]} to OnGpu#.* aborted the communicator"
+        with pytest.raises(ActorDiedError, match=rf"left its loop \(CommunicatorClosedError: {link}.*execution 1 will give no"):
+            ref.get(PATIENCE_S)
+    assert ray.get([actor.pid.remote() for actor in (first, second, third)])  # all live on
+
+
 def test_teardown_while_all_wait(actors: list[Any], over: Over, gate: Gate) -> None:
     """And nothing is left in the actors: threads of links and streams end with the graph."""
     with InputNode() as x:
