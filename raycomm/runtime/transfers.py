@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias
 
 from raycomm import _core
 from raycomm.channel import ShmArena, Writer
@@ -28,6 +28,7 @@ from raycomm.options import Options
 from raycomm.plan import Action, ActorPlan, Collective, Compute, Plan, Release, Write
 from raycomm.plan.registers import filled_and_used, given
 from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send
+from raycomm.runtime.hinted_devices import HintedDevices
 from raycomm.runtime.links import Links
 
 Step: TypeAlias = Callable[[], None]
@@ -83,6 +84,7 @@ class Transfers:
         self._unsent = unsent
         self._now = now
         self._actions = actor.actions
+        self._moves = HintedDevices(plan, options, registers, actor.process.label, now)
         self._arriving = arriving(actor.actions)
         self._lent: list[tuple[Device, list[Event]]] = []  # sends that read what the next call may write to
         self._unseen: deque[_Unseen] = deque()
@@ -128,7 +130,9 @@ class Transfers:
     def before(self, place: int) -> list[Step]:
         """What comes before the action at `place`: waits for what still arrives in the registers that it uses."""
         action = self._actions[place]
-        steps = [self._settle(*pair) for pair in self._arriving[place]]
+        steps: list[Step] = []
+        for recv in self._arriving[place]:
+            steps += [self._settle(recv), *self._moves.after(recv)]
         if self._links.on_streams:
             if isinstance(action, Compute):
                 steps.append(self._take_back)
@@ -138,11 +142,11 @@ class Transfers:
                 steps.append(self._see_ended)
         return steps
 
-    def _settle(self, register: int, number: int) -> Step:
-        registers = self._registers
-        channel = self._plan.channels[number]
+    def _settle(self, recv: Recv) -> Step:
+        registers, register = self._registers, recv.register
+        channel, number = self._plan.channels[recv.channel], recv.channel
         origin = f"{self._process.label} receiving {channel.value}"
-        device = next(self._links.end(action.link)[0] for action in self._actions if _receives(action, number)).device
+        device = self._links.end(recv.link)[0].device
 
         def step() -> None:
             value = registers[register]
@@ -255,27 +259,23 @@ def _stream(link: Communicator, action: Send | Recv) -> Stream:
     return computing or link.device.stream(f"stream {action.stream}")
 
 
-def _receives(action: Action, channel: int) -> TypeGuard[Recv]:
-    return isinstance(action, Recv) and action.channel == channel
-
-
 def _breaks(error: Exception) -> bool:
     """Whether a link is of no use after this error; those about a value were raised before anything was launched."""
     return isinstance(error, CommunicatorError) and not isinstance(error, ValueError)
 
 
-def arriving(actions: tuple[Action, ...]) -> list[tuple[tuple[int, int], ...]]:
-    """For each action, the registers that it uses and that a receive filled, with no use in between; with the channel of each."""
-    pending: dict[int, int] = {}
-    rows: list[tuple[tuple[int, int], ...]] = []
+def arriving(actions: tuple[Action, ...]) -> list[tuple[Recv, ...]]:
+    """For each action, the receives into registers that it uses, with no use in between."""
+    pending: dict[int, Recv] = {}
+    rows: list[tuple[Recv, ...]] = []
     for action in actions:
         filled, used = filled_and_used(action)
         if isinstance(action, Compute):
             used = given(action)
         looked_at = () if isinstance(action, Release) else used
-        rows.append(tuple((register, pending[register]) for register in dict.fromkeys(looked_at) if register in pending))
+        rows.append(tuple(pending[register] for register in dict.fromkeys(looked_at) if register in pending))
         for register in (*filled, *used):
             pending.pop(register, None)
         if isinstance(action, Recv):
-            pending[action.register] = action.channel
+            pending[action.register] = action
     return rows
