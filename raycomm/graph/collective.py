@@ -19,10 +19,18 @@ from raycomm.errors import CompileError
 from raycomm.graph.actor import ActorIdentity, actor_of_foreign_node, take_bind_index
 from raycomm.graph.model import CollectiveKind, ReduceOp
 from raycomm.graph.nodes import Node, ValueNode, is_own, numbering, register
+from raycomm.graph.tensor_hint import TensorTransport
 from raycomm.graph.views import CallView, ElementView, Exchange
 
-# Names of the one communicator there is: shared memory.
-_COMMUNICATORS = ("default", "shm")
+# By name, what combines the tensors.
+_TRANSPORTS = {
+    "default": TensorTransport.AUTO,
+    "auto": TensorTransport.AUTO,
+    "shm": TensorTransport.SHM,
+    "nccl": TensorTransport.NCCL,
+    "accelerator": TensorTransport.NCCL,
+    "gloo": TensorTransport.GLOO,
+}
 
 
 class CollectiveNode(Node):
@@ -112,7 +120,9 @@ def allreduce(nodes: Sequence[Any], op: object = ReduceOp.SUM, communicator: obj
         nodes: one node per actor; or a list of such lists with the actors in one order, for several tensors per actor in one
             exchange (they need one dtype; shapes may differ from tensor to tensor).
         op: a `ReduceOp`, Ray's member of the same name, or the name.
-        communicator: None, "default" or "shm": shared memory. Ray's CPU communicator is taken for that too.
+        communicator: what combines the tensors. None, "default" or "auto": the GPUs they lie on where NCCL joins those of all
+            actors, else shared memory, as also in an execution in which all of them lie in host memory. "shm": shared memory;
+            Ray's CPU communicator is taken for that too. "nccl" or "accelerator": GPUs. "gloo": CPU tensors, over gloo.
 
     Returns:
         One node per actor in the same order; for a list of lists, one list per actor, with a node for each of its tensors.
@@ -163,15 +173,17 @@ def op_of(value: object) -> ReduceOp | None:
     return ReduceOp.__members__.get(name.upper()) if isinstance(name, str) else None
 
 
-def check_communicator(communicator: object, actors: Sequence[ActorIdentity], call: str) -> None:
-    """Refuse a communicator that is not shared memory, or joins other actors.
+def transport_of(communicator: object, actors: Sequence[ActorIdentity], call: str) -> TensorTransport:
+    """What a collective is to be done by. Ray's CPU communicator stands for shared memory.
 
     Raises:
-        CompileError: it names what it is, and where its actors differ, the number of them.
+        CompileError: an unknown communicator, or one that joins other actors; names what it is, and the number of those.
     """
-    if communicator is None or (isinstance(communicator, str) and communicator in _COMMUNICATORS):
-        return
-    remedy = "leave it out: tensors in host memory need none"
+    if communicator is None:
+        return TensorTransport.AUTO
+    if isinstance(communicator, str) and communicator in _TRANSPORTS:
+        return _TRANSPORTS[communicator]
+    remedy = "leave it out, or use 'shm', 'nccl' (or 'accelerator') or 'gloo'"
     kind = type(communicator).__name__
     transport = getattr(communicator, "get_transport_name", None)
     members = getattr(communicator, "get_actor_handles", None)
@@ -179,12 +191,13 @@ def check_communicator(communicator: object, actors: Sequence[ActorIdentity], ca
         shown = repr(communicator) if isinstance(communicator, str) else f"a value of type {kind}"
         _refuse(call, f"unknown communicator {shown:.80}", "communicator", remedy)
     if transport() != "cpu":
-        problem = f"communicator {kind} uses {transport()!r}, and this version has no collectives on accelerators"
+        problem = f"communicator {kind} uses {transport()!r}, and this version takes no such object of others for that"
         _refuse(call, problem, "communicator", remedy)
     theirs = {handle._actor_id.hex() for handle in members()}
     if theirs != {actor.key for actor in actors}:
         problem = f"the {len(theirs)} actors of its communicator {kind} are not the {len(actors)} actors of its nodes"
         _refuse(call, problem, "communicator", "make the communicator of the actors of the nodes, or leave it out")
+    return TensorTransport.SHM
 
 
 def _bind(
@@ -208,8 +221,8 @@ def _bind(
             what = "other actors than" if set(keys[0]) != set(keys[1]) else "the actors in another order than"
             _refuse(str(kind), f"list {number} has {what} list 0", "nodes", "list the same actors in the same order each time")
         actors = actors or found
-    check_communicator(communicator, actors, str(kind))
-    exchange = Exchange(key=object(), kind=kind, op=op, root=root, actors=actors)
+    transport = transport_of(communicator, actors, str(kind))
+    exchange = Exchange(key=object(), kind=kind, op=op, root=root, actors=actors, transport=transport)
     collective = CollectiveNode(exchange, [tuple(row) for row in rows])
     outputs = [[CollectiveOutputNode(collective, rank, index) for index in range(len(rows))] for rank in range(len(actors))]
     return [row[0] for row in outputs] if len(rows) == 1 else list(outputs)

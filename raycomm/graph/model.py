@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from raycomm.graph.channel_options import ChannelOptions
-from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_hint import TensorHint, TensorTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,16 @@ class CollectiveKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """An exchange among actors. `ranks` are node ids in order of rank; `op` is for what reduces, `root` for a broadcast."""
+    """An exchange among actors. `ranks` are node ids in order of rank; `op` is for what reduces, `root` for a broadcast.
+
+    `transport` is what combines the tensors: AUTO the devices they lie on, where those of all ranks can, else host memory.
+    """
 
     kind: CollectiveKind
     op: ReduceOp | None
     root: int | None
     ranks: tuple[int, ...]
+    transport: TensorTransport = TensorTransport.AUTO
 
 
 @dataclass(frozen=True, slots=True)

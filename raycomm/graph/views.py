@@ -11,7 +11,7 @@ from typing import Protocol
 from raycomm.graph.actor import ActorIdentity
 from raycomm.graph.channel_options import ChannelOptions
 from raycomm.graph.model import CollectiveKind, ReduceOp
-from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_hint import TensorHint, TensorTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class Exchange:
     op: ReduceOp | None
     root: int | None
     actors: tuple[ActorIdentity, ...]
+    transport: TensorTransport = TensorTransport.AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

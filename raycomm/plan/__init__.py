@@ -23,14 +23,16 @@ from raycomm.plan.actions import (
 )
 from raycomm.plan.arguments import check_arguments, project, split_arguments
 from raycomm.plan.deadlock import check_deadlock
+from raycomm.plan.device_collectives import on_groups
 from raycomm.plan.device_edges import place_on_device
-from raycomm.plan.devices import NO_GPU, Missing, Place, no_cupy, no_nccl, on_devices, place_hinted
+from raycomm.plan.devices import on_devices, place_hinted
 from raycomm.plan.lowering import lower
 from raycomm.plan.overlap import overlap
 from raycomm.plan.placement import Placement, Transport, place
+from raycomm.plan.places import NO_GPU, Missing, Place, no_cupy, no_nccl
 from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
 from raycomm.plan.text import parse_plan
-from raycomm.plan.transfer import COMPUTE_STREAM, Backend, DeviceStreams, Link, Recv, Send, TensorEdge
+from raycomm.plan.transfer import COMPUTE_STREAM, Backend, DeviceStreams, Group, Link, Recv, Send, TensorEdge
 from raycomm.plan.verify import verify
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "DeviceStreams",
     "FromChannel",
     "FromInput",
+    "Group",
     "Input",
     "Link",
     "Missing",
@@ -73,6 +76,7 @@ __all__ = [
     "no_cupy",
     "no_nccl",
     "on_devices",
+    "on_groups",
     "overlap",
     "parse_plan",
     "place",

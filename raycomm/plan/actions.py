@@ -46,7 +46,7 @@ from typing import TypeAlias
 
 from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Projection, ReduceOp, Whole
 from raycomm.plan.placement import Transport
-from raycomm.plan.transfer import DeviceStreams, Link, Recv, Send, TensorEdge
+from raycomm.plan.transfer import DeviceStreams, Group, Link, Recv, Send, TensorEdge
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -164,6 +164,9 @@ class Collective:
         parts: by rank, the channel on which that actor publishes its tensors to all others; empty where there are no others.
         slices: by rank, the channel on which that actor publishes what it has combined for all, if there are enough of them to
             share the work; else empty. Every channel carries one message per execution, used or not.
+        group: on which the tensors are combined, after `parts` have said what they are; None: in host memory, and `parts` have
+            them.
+        stream: of this actor's device, for that; None until a policy was applied.
     """
 
     node: int
@@ -175,6 +178,8 @@ class Collective:
     outputs: tuple[int, ...]
     parts: tuple[int, ...]
     slices: tuple[int, ...]
+    group: int | None = None
+    stream: int | None = None
 
     def __str__(self) -> str:
         text = f"{_registers(self.outputs)} = collective {self.node} {self.kind}"
@@ -182,7 +187,9 @@ class Collective:
         text += f" root {self.root}" if self.root is not None else ""
         text += f" rank {self.rank} from {_registers(self.args)}"
         text += f" parts {_list(self.parts)}" if self.parts else ""
-        return text + (f" slices {_list(self.slices)}" if self.slices else "")
+        text += f" slices {_list(self.slices)}" if self.slices else ""
+        text += f" on group {self.group}" if self.group is not None else ""
+        return text + (f" stream {self.stream}" if self.stream is not None else "")
 
     @property
     def method(self) -> str:
@@ -299,11 +306,12 @@ class Plan:
     signature: Signature
     links: tuple[Link, ...] = ()
     streams: tuple[DeviceStreams, ...] = ()
+    groups: tuple[Group, ...] = ()
 
     def to_text(self) -> str:
         """The text form; `parse_plan` reads it back."""
         lines: list[object] = [f"plan {json.dumps(self.name)}", self.signature, *self.processes, *self.channels]
-        lines += [*self.links, *self.streams, *self.inputs]
+        lines += [*self.links, *self.groups, *self.streams, *self.inputs]
         lines += [*self.outputs, f"returns {'one' if self.single_output else 'list'}", *self.actors]
         return "\n".join(map(str, lines)) + "\n"
 

@@ -11,7 +11,9 @@ execution or a number of executions earlier. Arcs within one execution:
 - a call waits for the transfers that fill its registers, for what was launched before it on the stream of computations, and for
   the earlier sends of its actor that are not `beside` it. A method may look at its values, so its actor waits with it: a plan
   that passes does so whatever the methods do;
-- a collective works on the host and overwrites nothing: it waits for the transfers that fill its registers.
+- a collective overwrites nothing: it waits for the transfers that fill its registers, then for what the other ranks publish.
+  On a group it then launches one transfer of all ranks, which waits as those of links do; who uses the result waits for that,
+  a write on the host and a send on the device.
 
 An execution that fails, and a value that has nothing on a device, launch less than this and wait for less.
 
@@ -93,7 +95,14 @@ class _Waits:
                     ends.setdefault(action.channel, []).append(where(actor, action))
         for channel, texts in ends.items():
             self._transfer[channel] = self._node(" with ".join(texts))
+        meetings: dict[tuple[int, ...], list[str]] = {}
+        for actor in plan.actors:
+            for action in actor.actions:
+                if isinstance(action, Collective) and action.group is not None:
+                    meetings.setdefault(action.parts, []).append(where(actor, action))
+        self._meeting = {parts: self._node(" with ".join(texts)) for parts, texts in meetings.items()}
         self.transfers.update(self._transfer.values())
+        self.transfers.update(self._meeting.values())
         for item in plan.inputs:
             self._filled_by[item.channel] = self._node(f"driver: {item}")
         for channel in dict.fromkeys(output.channel for output in plan.outputs if isinstance(output, FromChannel)):
@@ -120,7 +129,7 @@ class _Waits:
         before: int | None = None
         transfer_in: dict[int, int] = {}  # register -> the transfer that fills it
         in_queue: dict[int, int] = {}  # queue -> the transfer launched last
-        on_link: dict[tuple[type[Action], int], int] = {}  # likewise, by end and link
+        on_link: dict[tuple[type[Action], int], int] = {}  # likewise, by end and link, or group
         sending: list[int] = []  # transfers that the next call waits for
         for action in actor.actions:
             node = self._node(where(actor, action))
@@ -138,10 +147,12 @@ class _Waits:
                     transfer_in[action.register] = transfer
                 else:
                     self._filled_by[action.channel] = node
+                    if action.register in transfer_in:  # what a collective gives
+                        self._arc(transfer_in[action.register], transfer)
                     if not action.beside:
                         sending.append(transfer)
                 continue
-            if isinstance(action, (Compute, Collective)):
+            if isinstance(action, (Compute, Collective, Write)):
                 awaited = [transfer_in[register] for register in used if register in transfer_in]
                 if isinstance(action, Compute):
                     awaited += [in_queue[COMPUTE_STREAM]] if COMPUTE_STREAM in in_queue else []
@@ -163,6 +174,12 @@ class _Waits:
                 self._arc(node, reads)
                 self._taken_by += [(channel, reads) for channel in action.read]
                 before = reads
+                if action.group is not None:
+                    transfer = self._meeting[action.parts]
+                    self._arc(reads, transfer)
+                    self._follow(in_queue, queue_of(action.stream or COMPUTE_STREAM, self._hardware_queues), transfer)
+                    self._follow(on_link, (Collective, action.group), transfer)
+                    transfer_in.update(dict.fromkeys(action.outputs, transfer))
 
     def _fill(self, channels: Iterable[int], node: int) -> None:
         for channel in channels:

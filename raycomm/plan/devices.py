@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NoReturn
 
 from raycomm.errors import CompileError
@@ -18,77 +17,16 @@ from raycomm.graph.model import Graph
 from raycomm.graph.tensor_hint import TensorDevice, TensorHint, TensorTransport
 from raycomm.options import StreamPolicy
 from raycomm.plan.actions import Channel, Plan
+from raycomm.plan.device_collectives import place_collectives
 from raycomm.plan.device_edges import place_on_device
 from raycomm.plan.lowering import channels_of, value_text
 from raycomm.plan.overlap import overlap
 from raycomm.plan.placement import DRIVER, Transport
+from raycomm.plan.places import NO_GPU, REMEDY, UNKNOWN, Missing, Place, backend_of, problems
 from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
 from raycomm.plan.transfer import Backend, TensorEdge
 
-_REMEDY = "use 'auto' or 'shm'"
 _DRIVER = "the driver has no device"
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Why an actor cannot take part: `what` continues "actor W1: ...", `remedy` is what to do about it."""
-
-    what: str
-    remedy: str
-
-
-NO_GPU = Missing("it has no GPU", "create it with num_gpus=1 on a machine that has one, or use 'auto' or 'shm'")
-
-
-def no_cupy(cuda: int) -> Missing:
-    """cupy cannot be imported there; `cuda` is the major version that it has to fit."""
-    return Missing("cupy, which NCCL is used through, is not installed there", f"pip install cupy-cuda{cuda}x")
-
-
-def no_nccl(cuda: int) -> Missing:
-    """cupy is there and finds no NCCL; `cuda` as for `no_cupy`."""
-    return Missing("cupy finds no NCCL there", f"pip install nvidia-nccl-cu{cuda}")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What an actor has for tensors.
-
-    Attributes:
-        device: name of its GPU, or of what stands for one; None where it has none.
-        hardware: tells pieces of hardware apart in the whole cluster: actors with one of it share a device. NCCL takes one rank
-            per device, so they get no link over it.
-        accelerator: what moves tensors from this device to another, or why nothing does.
-        gloo: what moves CPU tensors between processes, or why nothing does.
-    """
-
-    device: str | None
-    hardware: str
-    accelerator: Backend | Missing
-    gloo: Backend | Missing = Backend.GLOO
-
-    @classmethod
-    def gpu(cls, device: str, hardware: str) -> Place:
-        """An actor with a GPU and all that NCCL needs."""
-        return cls(device, hardware, Backend.NCCL)
-
-    @classmethod
-    def simulated(cls, device: str) -> Place:
-        """An actor with a simulated device of its own, over which every kind of transport goes."""
-        return cls(device, device, Backend.SIMULATED, Backend.SIMULATED)
-
-    @classmethod
-    def cpu(cls, missing: Missing = NO_GPU) -> Place:
-        """An actor without a GPU, and why that is so."""
-        return cls(None, "", missing)
-
-    @classmethod
-    def without(cls, missing: Missing) -> Place:
-        """An actor with nothing but shared memory, and why that is so."""
-        return cls(None, "", missing, missing)
-
-
-_UNKNOWN = Place.without(Missing("nothing is known of its devices", _REMEDY))
 
 
 def on_devices(
@@ -103,7 +41,8 @@ def on_devices(
 ) -> Plan:
     """`plan`, which `lower` made of `graph`, with its values moving as the graph's hints ask: placed, with streams, overlapped.
 
-    Only values from an actor's call to another actor can move between devices. "auto" does so where the writer and all these
+    Collectives go to a group of their actors where what was asked for, or what all of them have, is one. Only values from an
+    actor's call to another actor can move between devices. "auto" does so where the writer and all these
     readers have a device of their own and one back end joins them, and the plan's text says why if not. What the driver reads
     stays on shared memory. A plan of a graph without hints is returned as it is. What `with_channel_options` says of
     `sender_keeps` and `streams` is heeded. The result is not verified.
@@ -118,8 +57,8 @@ def on_devices(
         CompileError: a hint asks for what an actor does not have, or for a device where only the driver reads or writes; names
             the value, the actor and what to do.
     """
-    placed = place_hinted(plan, graph, places)
-    if not placed.links:
+    placed = place_hinted(place_collectives(plan, graph, places), graph, places)
+    if not (placed.links or placed.groups):
         return placed
     placed = assign_streams(placed, policy, max_links=max_links, given=_given_streams(placed, graph))
     return overlap(placed, hardware_queues=hardware_queues) if early_receives else placed
@@ -182,7 +121,7 @@ class _Decision:
         if only_driver and (wanted in (TensorTransport.NCCL, TensorTransport.GLOO) or self._lands_at_the_driver):
             who = "comes from the driver" if self.entry.writer == DRIVER else "is read by the driver only"
             asked = "device" if self._lands_at_the_driver else "transport"
-            self._refuse(f"this value {who}, and {_DRIVER}", _REMEDY, asked)
+            self._refuse(f"this value {who}, and {_DRIVER}", REMEDY, asked)
         if wanted is TensorTransport.AUTO:
             backend, because = self._choose(only_driver)
         else:
@@ -221,34 +160,15 @@ class _Decision:
         return tuple(end for end in (self.entry.writer, *self.entry.readers) if end != DRIVER)
 
     def _place(self, end: int) -> Place:
-        return self.places.get(end, _UNKNOWN)
+        return self.places.get(end, UNKNOWN)
 
     def _backend(self, end: int) -> Backend | Missing:
-        place = self._place(end)
-        return place.gloo if self.hint.transport is TensorTransport.GLOO else place.accelerator
+        return backend_of(self.places, self.hint.transport, end)
 
     def _problems(self) -> Iterator[Missing]:
-        """Why the value cannot move between devices: what single actors lack, or else what keeps its two ends apart."""
-        lacking = False
-        for end in self._ends:
-            found = self._backend(end)
-            if isinstance(found, Missing):
-                lacking = True
-                yield Missing(f"actor {self._label(end)}: {found.what}", found.remedy)
-        if lacking:
-            return
-        for first, second in pairwise(self._ends):
-            one, other = self._backend(first), self._backend(second)
-            if one != other:
-                pair = f"actor {self._label(first)} uses {one} and actor {self._label(second)} {other}"
-                yield Missing(f"{pair}, which do not join", _REMEDY)
-                return
+        """Why the value cannot move between devices."""
         writer, *readers = self._ends
-        for reader in readers:
-            place = self._place(writer)
-            if self._backend(writer) is Backend.NCCL and place.hardware == self._place(reader).hardware:
-                pair = f"actors {self._label(writer)} and {self._label(reader)} share {place.device}"
-                yield Missing(f"{pair}, where NCCL takes one rank", f"give each actor a GPU of its own, or {_REMEDY}")
+        return problems(self.plan, self.places, self.hint.transport, self._ends, [(writer, reader) for reader in readers])
 
     def _check_readers(self) -> None:
         """Device "gpu" means the reader's, so each actor that reads has one."""

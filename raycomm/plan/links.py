@@ -19,6 +19,12 @@ def check_links(plan: Plan) -> None:
     for link in plan.links:
         if link.writer == link.reader or not all(DRIVER < end < len(plan.processes) for end in (link.writer, link.reader)):
             refuse(str(link), "it does not lead from one actor to another")
+    if [group.id for group in plan.groups] != list(range(len(plan.groups))):
+        refuse(plan.name, "groups are not numbered 0, 1, ...")
+    for group in plan.groups:
+        known = all(DRIVER < process < len(plan.processes) for process in group.processes)
+        if len(set(group.processes)) < max(2, len(group.processes)) or not known:
+            refuse(str(group), "it does not join two or more actors, each once")
     for channel in plan.channels:
         if channel.transport is Transport.DEVICE and len(channel.readers) > 1:
             refuse(f"channel {channel.id} ({channel.value})", "a channel between devices has one reader")
@@ -47,6 +53,8 @@ def _check_actor(plan: Plan, actor: ActorPlan, sends: dict[int, tuple[ActorPlan,
         for channel in _ordinary(action):
             if plan.channels[channel].transport is Transport.DEVICE:
                 refuse_action(actor, action, f"channel {channel} is between devices: it takes a send and a recv")
+        if isinstance(action, Collective):
+            _check_group(plan, actor, action)
         if isinstance(action, (Compute, Collective)):
             made = action.outputs
         elif isinstance(action, (Send, Recv)):
@@ -55,6 +63,22 @@ def _check_actor(plan: Plan, actor: ActorPlan, sends: dict[int, tuple[ActorPlan,
                 if action.register not in made:
                     refuse_action(actor, action, "another call stands between it and the call whose value it sends")
                 sends[action.channel] = (actor, action)
+
+
+def _check_group(plan: Plan, actor: ActorPlan, action: Collective) -> None:
+    if action.group is None:
+        if action.stream is not None:
+            refuse_action(actor, action, "it has a stream, and no group that would use it")
+        return
+    if not 0 <= action.group < len(plan.groups):
+        refuse_action(actor, action, f"group {action.group} does not exist")
+    processes = plan.groups[action.group].processes
+    if tuple(plan.channels[channel].writer for channel in action.parts) != processes:
+        refuse_action(actor, action, f"group {action.group} does not join its actors, in order of rank")
+    if action.slices:
+        refuse_action(actor, action, "on a group there are no slices")
+    if action.stream is None:
+        refuse_action(actor, action, "it has no stream; assign_streams() gives one")
 
 
 def _check_operation(plan: Plan, actor: ActorPlan, action: Send | Recv) -> None:

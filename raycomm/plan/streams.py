@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from raycomm.errors import CompileError
 from raycomm.options import StreamPolicy
-from raycomm.plan.actions import Action, ActorPlan, Plan
-from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Link, Recv, Send
+from raycomm.plan.actions import Action, ActorPlan, Collective, Plan
+from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Group, Link, Recv, Send
 
 # Hardware queues of a device (CUDA_DEVICE_MAX_CONNECTIONS) less one for computations and one for copies to and from the host.
 DEFAULT_MAX_LINKS = 6
@@ -24,7 +24,8 @@ def assign_streams(
     """`plan` with a stream for every send and receive, instead of any it had.
 
     Streams that share a hardware queue wait for each other however they are named. So a device with more links than `max_links`
-    gets the policy `direction` where `link` was asked for, and the plan says so.
+    gets the policy `direction` where `link` was asked for, and the plan says so. A group counts as a link; with `direction` all
+    groups of a device share a third stream.
 
     Args:
         max_links: how many links of one device can have work outstanding at once without sharing a queue; at least 2.
@@ -37,19 +38,23 @@ def assign_streams(
     given = given or {}
     _check(plan, max_links, given)
     ends: dict[int, list[Link]] = {actor.process.index: [] for actor in plan.actors}
+    groups: dict[int, list[Group]] = {actor.process.index: [] for actor in plan.actors}
     for link in plan.links:
         ends[link.writer].append(link)
         ends[link.reader].append(link)
+    for group in plan.groups:
+        for process in group.processes:
+            groups[process].append(group)
     chosen: list[DeviceStreams] = []
     actors: list[ActorPlan] = []
     for actor in plan.actors:
-        links = ends[actor.process.index]
-        if not links:
+        links, joined = ends[actor.process.index], groups[actor.process.index]
+        if not (links or joined):
             actors.append(actor)
             continue
-        entry = _choose(actor, policy, len(links), max_links, given)
+        entry = _choose(actor, policy, len(links) + len(joined), max_links, given)
         chosen.append(entry)
-        actors.append(replace(actor, actions=tuple(_assigned(actor.actions, entry.policy, links, given))))
+        actors.append(replace(actor, actions=tuple(_assigned(actor.actions, entry.policy, links, joined, given))))
     return replace(plan, actors=tuple(actors), streams=tuple(chosen))
 
 
@@ -81,13 +86,18 @@ def _choose(
 ) -> DeviceStreams:
     operations = [action for action in actor.actions if isinstance(action, (Send, Recv))]
     named = tuple(sorted(action.channel for action in operations if action.channel in given))
-    if policy is StreamPolicy.LINK and links > limit and len(named) < len(operations):
+    joins = any(isinstance(action, Collective) and action.group is not None for action in actor.actions)
+    if policy is StreamPolicy.LINK and links > limit and (joins or len(named) < len(operations)):
         return DeviceStreams(actor.process.index, StreamPolicy.DIRECTION, policy, links, limit, named)
     return DeviceStreams(actor.process.index, policy, given=named)
 
 
 def _assigned(
-    actions: Iterable[Action], policy: StreamPolicy, links: list[Link], given: Mapping[int, tuple[int, int]]
+    actions: Iterable[Action],
+    policy: StreamPolicy,
+    links: list[Link],
+    groups: list[Group],
+    given: Mapping[int, tuple[int, int]],
 ) -> Iterable[Action]:
     actions = tuple(actions)
     by_user = {
@@ -97,8 +107,12 @@ def _assigned(
     }
     first = max(by_user.values(), default=COMPUTE_STREAM) + 1
     of_link = {link.id: first + place for place, link in enumerate(links)}
+    of_group = {group.id: first + len(links) + place for place, group in enumerate(groups)}
     for action in actions:
-        if not isinstance(action, (Send, Recv)):
+        if isinstance(action, Collective) and action.group is not None:
+            stream = {StreamPolicy.LINK: of_group[action.group], StreamPolicy.DIRECTION: first + 2}.get(policy, first)
+            yield replace(action, stream=stream)
+        elif not isinstance(action, (Send, Recv)):
             yield action
         elif action.channel in by_user:
             yield replace(action, stream=by_user[action.channel])

@@ -33,7 +33,7 @@ from raycomm.plan.actions import (
     Write,
 )
 from raycomm.plan.placement import Transport
-from raycomm.plan.transfer import Backend, DeviceStreams, Link, Recv, Send, TensorEdge
+from raycomm.plan.transfer import Backend, DeviceStreams, Group, Link, Recv, Send, TensorEdge
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -52,6 +52,7 @@ def parse_plan(text: str) -> Plan:
     processes: list[Process] = []
     channels: list[Channel] = []
     links: list[Link] = []
+    groups: list[Group] = []
     streams: list[DeviceStreams] = []
     inputs: list[Input] = []
     outputs: list[Output] = []
@@ -68,6 +69,8 @@ def parse_plan(text: str) -> Plan:
                 channels.append(_channel(line))
             case "link":
                 links.append(_link(line))
+            case "group":
+                groups.append(_group(line))
             case "streams":
                 streams.append(_streams(line))
             case "input":
@@ -115,6 +118,7 @@ def parse_plan(text: str) -> Plan:
         signature,
         tuple(links),
         tuple(streams),
+        tuple(groups),
     )
 
 
@@ -277,6 +281,12 @@ def _link(line: _Line) -> Link:
     return Link(index, writer, reader, line.one_of(Backend, "back end") if line.accept("over") else None)
 
 
+def _group(line: _Line) -> Group:
+    index, processes = line.number(), line.numbers()
+    over = line.one_of(Backend, "back end") if line.accept("over") else None
+    return Group(index, processes, over, line.string() if line.accept("because") else None)
+
+
 def _streams(line: _Line) -> DeviceStreams:
     process, policy = line.number(), line.one_of(StreamPolicy, "stream policy")
     instead_of = links = limit = None
@@ -368,4 +378,8 @@ def _collective(line: _Line, outputs: tuple[int, ...]) -> Collective:
     args = line.registers()
     parts = line.numbers() if line.accept("parts") else ()
     slices = line.numbers() if line.accept("slices") else ()
-    return Collective(node, kind, op, root, rank, args, outputs, parts, slices)
+    group = stream = None
+    if line.accept("on"):
+        line.expect("group")
+        group, stream = line.number(), line.number() if line.accept("stream") else None
+    return Collective(node, kind, op, root, rank, args, outputs, parts, slices, group, stream)

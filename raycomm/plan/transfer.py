@@ -5,8 +5,11 @@ and a receive, each launched on a stream of its actor; neither end completes wit
 or that there is none, is a control record on the ordinary channel of the same number: the send writes it, the receive takes it
 first.
 
+A collective on devices is one operation of all ranks of its group, launched after all of them have said what they have.
+
     link 0 1 -> 2
     link 1 2 -> 1 over nccl
+    group 0 1, 2, 3 over nccl
     streams 1 link
     streams 2 direction instead of link 9 links limit 6 given 3, 4
       send 3 from r1 on link 0 stream 1
@@ -58,6 +61,24 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """A communicator of several actors, for collectives: `processes` by rank. Its operations run in the order of launch.
+
+    `over` is None where the plan leaves open what carries it. `because`: why there is one, where nobody asked for it.
+    """
+
+    id: int
+    processes: tuple[int, ...]
+    over: Backend | None = None
+    because: str | None = None
+
+    def __str__(self) -> str:
+        text = f"group {self.id} {', '.join(map(str, self.processes))}"
+        text += f" over {self.over}" if self.over is not None else ""
+        return text if self.because is None else f"{text} because {json.dumps(self.because)}"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorEdge:
     """What `with_tensor_transport` asked of a channel.
 
@@ -90,7 +111,8 @@ class DeviceStreams:
     Attributes:
         process: index of the actor's process.
         policy: the policy in force.
-        instead_of: the policy asked for, where the `links` of this device are more than its `limit`; else all three are None.
+        instead_of: the policy asked for, where the `links` of this device, groups among them, are more than its `limit`; else all
+            three are None.
         given: channels whose stream at this device the user chose.
     """
 

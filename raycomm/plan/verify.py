@@ -137,10 +137,15 @@ def _check_collectives(plan: Plan) -> None:
         if sorted(action.rank for _, action in members) != list(range(len(parts))):
             refuse_action(actor, first, f"its ranks are not those of {len(parts)} actors, each once")
         for other, action in members[1:]:
-            if (action.kind, action.op, action.root, action.slices) != (first.kind, first.op, first.root, first.slices):
+            if _meant(action) != _meant(first):
                 refuse_action(other, action, f"it differs from {where(actor, first)}")
             if len(action.args) != len(first.args):
                 refuse_action(other, action, f"it exchanges another number of tensors than {where(actor, first)}")
+
+
+def _meant(action: Collective) -> tuple[object, ...]:
+    """What all ranks of a collective have to agree about."""
+    return action.kind, action.op, action.root, action.slices, action.group
 
 
 def _check_collective(actor: ActorPlan, action: Collective) -> None:

@@ -27,7 +27,7 @@ from ray.experimental.util.types import AllGatherOp, AllReduceOp, ReduceScatterO
 from raycomm.graph import CollectiveKind
 from raycomm.graph.actor import read_actor
 from raycomm.graph.channel_options import FOREIGN_AFTER, FOREIGN_OPTIONS
-from raycomm.graph.collective import check_communicator, op_of
+from raycomm.graph.collective import op_of, transport_of
 from raycomm.graph.views import (
     Adapter,
     AttributeView,
@@ -131,14 +131,15 @@ def _method(node: Any, common: _Common) -> View:
 
 
 def _collective(node: Any, common: _Common) -> View:
-    """What one actor does in a collective. Ray's own default and its words for it mean an accelerator; here they mean the memory
-    that all actors share, and a tensor that lies elsewhere is refused when it comes."""
+    """What one actor does in a collective. Ray's own default and its words for it mean an accelerator; here they mean one where
+    all actors have it, and else the memory that they share."""
     collective = node._collective_op
     kind, op = _KINDS[type(collective._op)], getattr(collective._op, "reduceOp", None)
     actors = tuple(filter(None, map(read_actor, collective._actor_handles)))
     actor = read_actor(node._parent_class_node)
     assert actor is not None
-    check_communicator(collective._type_hint.get_custom_communicator(), actors, str(kind))
+    transport = transport_of(collective._type_hint.get_custom_communicator(), actors, str(kind))
+    op = None if op is None else op_of(op)
     return CallView(
         label=f"{actor.class_name}.{kind}",
         actor=actor,
@@ -147,7 +148,7 @@ def _collective(node: Any, common: _Common) -> View:
         kwargs=(),
         num_returns=len(node._bound_args),
         bind_index=node._bind_index,
-        exchange=Exchange(key=collective, kind=kind, op=None if op is None else op_of(op), root=None, actors=actors),
+        exchange=Exchange(key=collective, kind=kind, op=op, root=None, actors=actors, transport=transport),
         **common.fields,
     )
 

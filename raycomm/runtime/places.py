@@ -5,7 +5,7 @@ from __future__ import annotations
 from raycomm.device.found import Found, look_around
 from raycomm.graph import Graph, TensorDevice, TensorTransport
 from raycomm.options import DeviceKind
-from raycomm.plan.devices import NO_GPU, Missing, Place, no_cupy, no_nccl
+from raycomm.plan.places import NO_GPU, Missing, Place, no_cupy, no_nccl
 from raycomm.plan.transfer import Backend
 from raycomm.runtime.conversation import Conversation
 

@@ -6,6 +6,7 @@ host passes its actions in order:
 - a read waits for its message, a write for room in its channel, a collective does both on its channels;
 - a send waits for room, writes the control record and launches; a receive waits for the control record and launches. Neither
   waits for the transfer;
+- a collective on a group publishes only whether it has its tensors, and then launches; it does not wait for the result;
 - a call runs on stream 0, after the receives that filled its registers and after the earlier sends of its actor that are not
   `beside` it. It may look at its values, so the host waits for it. For what a write or a collective takes it waits, too;
 - a release gives memory back, to be used again once the computations and sends so far are past it.
@@ -148,6 +149,10 @@ class PlanRun:
             link.id: Group(world, f"link {link.id}", [self.devices[link.writer], self.devices[link.reader]])
             for link in plan.links
         }
+        self.groups = {
+            group.id: Group(world, f"group {group.id}", [self.devices[process] for process in group.processes])
+            for group in plan.groups
+        }
         self.queues: dict[int, Queue] = {}
         for channel in plan.channels:
             capacity = slots if channel.slots is None else channel.slots
@@ -157,8 +162,8 @@ class PlanRun:
         world.start("driver's get", self._fetch())
         for actor in plan.actors:
             device = self.devices[actor.process.index]
-            used = [action.stream for action in actor.actions if isinstance(action, (Send, Recv)) and action.stream is not None]
-            for number in range(max(used, default=COMPUTE_STREAM) + 1):
+            launched = [action for action in actor.actions if isinstance(action, (Send, Recv, Collective))]
+            for number in range(max((action.stream or COMPUTE_STREAM for action in launched), default=COMPUTE_STREAM) + 1):
                 device.stream(str(number))
             world.start(actor.process.label, _Actor(self, actor.process.index, actor.actions).program(len(executions)), device)
 
@@ -356,9 +361,32 @@ class _Actor:
                 if rank != action.rank:
                     ranks[rank] = yield from self._take(channel)
         op = None if action.op is None else str(action.op)
+        failure = next((value for values in ranks for value in values if isinstance(value, Failed)), None)
         for element, register in enumerate(action.outputs):
-            term = (str(action.kind), op, action.root, action.rank, element, tuple(map(tuple, ranks)))
-            self._registers[register] = term
+            if action.group is not None and failure is None:
+                self._registers[register] = self._launch(action, element, given[element])
+                continue
+            term = (str(action.kind), op, action.root, action.rank, tuple(values[element] for values in ranks))
+            self._registers[register] = term if failure is None else failure
+
+    def _launch(self, action: Collective, element: int, content: object) -> _OnDevice:
+        """Launch this rank's part for one tensor, after it was seen on the host."""
+        assert action.group is not None
+        stream = self._device.stream(str(action.stream))
+        value = self._registers[action.args[element]]
+        if isinstance(value, _OnDevice):
+            tensor = value.tensor
+            if value.filled is not None:
+                stream.wait(value.filled)
+        else:  # made on the host, by a collective there
+            tensor = self._device.allocate((), "term", stream, "a copy from the host")
+            stream.compute("copy from the host", (), (tensor,), lambda _: [content])
+        out = self._device.allocate((), "term", stream, f"result {element} of call {action.node}")
+        op = None if action.op is None else str(action.op)
+        group = self._run.groups[action.group]
+        done = group.post_collective(str(action.kind), action.rank, tensor, out, stream, op, action.root)
+        self._run.keep_for(tensor, stream)
+        return _OnDevice(out, done, release=True)
 
     def _host_value(self, register: int) -> Program:
         """The value as the host sees it."""

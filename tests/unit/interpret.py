@@ -20,7 +20,7 @@ def symbolic(node: int, element: int, args: Sequence[object], kwargs: Mapping[st
 
 def exchanged(kind: str, op: str | None, root: int | None, rank: int, element: int, given: Sequence[Sequence[object]]) -> object:
     """What a collective gives to a rank, from what each rank gives."""
-    return (str(kind), op and str(op), root, rank, element, tuple(map(tuple, given)))
+    return (str(kind), op and str(op), root, rank, tuple(values[element] for values in given))
 
 
 def evaluate(graph: Graph, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:

@@ -22,6 +22,7 @@ from raycomm.plan import (
     Write,
     assign_streams,
     lower,
+    on_groups,
     overlap,
     parse_plan,
     place_on_device,
@@ -36,7 +37,7 @@ CONSTANTS = tuple(range(8))
 SEEDS_PER_TEST = 500
 
 
-def random_graph(rng: random.Random, collectives: bool = True) -> Graph:
+def random_graph(rng: random.Random, collectives: float = 0.08) -> Graph:
     """Up to a dozen calls on two to four actors, each taking what a few of the calls before it made."""
     workers = [actor(f"W{index}") for index in range(rng.randint(2, 4))]
     source = InputNode()
@@ -44,8 +45,8 @@ def random_graph(rng: random.Random, collectives: bool = True) -> Graph:
         bind(workers[0].forward, source)
     ]
     for _ in range(rng.randint(1, 8)):
-        if collectives and rng.random() < 0.08:
-            made += allreduce([bind(worker.forward, rng.choice(made)) for worker in workers])
+        if rng.random() < collectives:
+            made += allreduce([bind(worker.forward, rng.choice(made)) for worker in rng.sample(workers, len(workers))])
             continue
         if rng.random() < 0.1:
             made += bind(rng.choice(workers).split, rng.choice(made))
@@ -58,10 +59,15 @@ def random_graph(rng: random.Random, collectives: bool = True) -> Graph:
 def random_plan(rng: random.Random, exchanged: bool = False) -> tuple[Graph, Plan]:
     """The plan of a random graph, some edges on devices with streams of all kinds; free of circles of waits as it is.
 
-    `exchanged`: also edges from collectives, whose results are on the host here: the check counts transfers that never run.
+    `exchanged`: also edges from collectives on the host, whose results are there: the check counts transfers that never run.
     """
-    graph = random_graph(rng)
+    grouped = rng.random() < 0.5
+    graph = random_graph(rng, 0.3 if grouped else 0.08)
     plan = lower(graph, "random")
+    if grouped:
+        met = {action.parts for entry in plan.actors for action in entry.actions if isinstance(action, Collective)}
+        plan = on_groups(plan, {parts: (None, None) for parts in sorted(met) if rng.random() < 0.8})
+    on_group = {action.node for entry in plan.actors for action in entry.actions if getattr(action, "group", None) is not None}
     share = rng.choice((0.6, 1.0))
     devices = [
         channel.id
@@ -69,7 +75,7 @@ def random_plan(rng: random.Random, exchanged: bool = False) -> tuple[Graph, Pla
         if channel.writer
         and channel.readers != (0,)
         and not channel.value.startswith(("part of", "slice of"))
-        and (exchanged or "allreduce" not in channel.value)
+        and (exchanged or "allreduce" not in channel.value or int(channel.value.rpartition("#")[2]) in on_group)
         and rng.random() < share
     ]
     keeps = [channel for channel in devices if rng.random() < 0.5]
@@ -178,7 +184,7 @@ def test_links_within_the_limit_never_share_a_queue() -> None:
     for seed in range(SEEDS_PER_TEST):
         rng = random.Random(seed)
         limit = rng.randint(2, 6)
-        graph = random_graph(rng, collectives=False)
+        graph = random_graph(rng, collectives=0.0)
         plan = assign_streams(on_device(graph, "random", sender_keeps=rng.random() < 0.5), max_links=limit)
         plan = overlap(plan) if rng.random() < 0.5 else plan
         fell_back += any(entry.instead_of for entry in plan.streams)
