@@ -17,6 +17,7 @@ from raycomm.plan import (
     Compute,
     Plan,
     Read,
+    Recv,
     Send,
     StreamPolicy,
     Write,
@@ -191,3 +192,75 @@ def test_links_within_the_limit_never_share_a_queue() -> None:
         verify(plan, hardware_queues=limit + 2)
         simulate(plan, 2, constants=CONSTANTS, hardware_queues=limit + 2, seed=seed)
     assert fell_back > SEEDS_PER_TEST / 10
+
+
+def grouped_plan(rng: random.Random) -> Plan:
+    """Values to other actors and collectives on groups, few of which need each other: what makes them wait is how they share
+    streams, and the order of launch."""
+    workers = [actor(f"W{index}") for index in range(rng.randint(2, 3))]
+    source = InputNode()
+    made: list[Any] = []
+    sent: list[tuple[Any, Any]] = []  # what one actor makes, and who uses it in the end
+    for _ in range(rng.randint(2, 5)):
+        if rng.random() < 0.5:
+            ranks = rng.sample(workers, len(workers))
+            reduced = allreduce([bind(worker.forward, source) for worker in ranks])
+            made += reduced
+            if rng.random() < 0.5:
+                sent.append((reduced[0], ranks[1]))
+        else:
+            first, second = rng.sample(workers, 2)
+            sent.append((bind(first.forward, source), second))
+    made += [bind(reader.join, value) for value, reader in sent]
+    if rng.random() < 0.5:
+        made.append(bind(rng.choice(workers).join, rng.choice(made)))
+    plan = lower(build(MultiOutputNode(made)), "grouped")
+    met = {action.parts for entry in plan.actors for action in entry.actions if isinstance(action, Collective)}
+    plan = on_groups(plan, dict.fromkeys(sorted(met), (None, None)))
+    devices = [
+        channel.id for channel in plan.channels if channel.writer and channel.readers != (0,) and "part of" not in channel.value
+    ]
+    keeps = rng.random() < 0.8
+    plan = assign_streams(place_on_device(plan, devices, sender_keeps=devices if keeps else ()), rng.choice(list(StreamPolicy)))
+
+    by_hand = rng.random() < 0.5
+
+    def changed(action: Action) -> Action:
+        if by_hand and (isinstance(action, (Send, Recv)) or (isinstance(action, Collective) and action.group is not None)):
+            action = replace(action, stream=rng.randint(1, 3))
+        return replace(action, beside=keeps) if isinstance(action, Send) else action
+
+    actors = [replace(entry, actions=tuple(map(changed, entry.actions))) for entry in plan.actors]
+    return replace(plan, actors=tuple(actors))
+
+
+def received_later(rng: random.Random, plan: Plan) -> Plan:
+    """`plan` with some receives launched later, as far as their values can wait."""
+    actors: list[ActorPlan] = []
+    for entry in plan.actors:
+        actions = list(spread(entry))
+        for action in [action for action in actions if isinstance(action, Recv) and rng.random() < 0.7]:
+            place = actions.index(action)
+            later = [*actions[:place], *actions[place + 1 :]]
+            for target in range(len(actions) - 1, place, -1):
+                if is_consistent(changed := [*later[:target], action, *later[target:]]):
+                    actions = changed
+                    break
+        actors.append(pack(entry.process, actions))
+    return replace(plan, actors=tuple(actors))
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_verdict_on_groups_is_what_happens(block: int) -> None:
+    seen = {True: 0, False: 0}
+    by_group = 0
+    for seed in range(block * SEEDS_PER_TEST, (block + 1) * SEEDS_PER_TEST):
+        rng = random.Random(seed)
+        plan = received_later(rng, grouped_plan(rng))
+        queues = rng.choice((None, None, 1, 2, 3))
+        expected, happened = verdict(plan, 1, queues), hang(plan, 1, queues, seed)
+        assert (expected is None) == (happened is None), f"seed {seed}: verdict {expected}, but {happened}\n{plan}"
+        seen[expected is None] += 1
+        by_group += expected is not None and any("on group" in step and " with " in step for step in expected.cycle)
+    assert min(seen.values()) > SEEDS_PER_TEST / 20, seen
+    assert by_group > SEEDS_PER_TEST / 20
