@@ -22,7 +22,7 @@ from raycomm.plan.transfer import Backend
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, address_channel, report_channel, ring_slots, rings_of
 from raycomm.runtime.links import Meeting, meeting_point
 
-SETUP_S = 90.0  # until both ranks are ready; torch and NCCL take their time
+SETUP_S = 60.0  # until both ranks are ready; torch and NCCL take their time
 _LOOK_EVERY_S = 0.2
 _LEAVE_S = 5.0
 _MULTI_RANK_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # from NCCL 2.30: several ranks may share a GPU

@@ -17,6 +17,8 @@ from tests.gpu.setting import Figures, Setting
 
 SHAPES = ((1, 1), (4, 24576), (50_000,))  # float16: 2, 196 608 and 100 000 bytes
 _ROUNDS = 5
+_TURN_S = 0.6  # for one system and shape in one round, at the speed of the warm-up
+_LEAST = 5
 _BARE, _CHANNEL = "send/recv", "channel"
 
 
@@ -41,8 +43,10 @@ def overhead(setting: Setting) -> Figures:
 class _Rank:
     """Rank 0 begins and measures, rank 1 sends back what came."""
 
+    _turn = 0
+
     def __init__(self, setting: Setting) -> None:
-        self._count, self._warm = (5, 2) if setting.stand_in else (200, 20)
+        self._most, self._warm = (5, 2) if setting.stand_in else (200, 20)
         self._rounds = 2 if setting.stand_in else _ROUNDS
 
     def __call__(self, place: Any) -> dict[str, list[float]]:
@@ -68,13 +72,23 @@ class _Rank:
                 value = place.device.to_device(torch.ones(shape, dtype=torch.float16), self._sending)
                 for system, (send, receive) in ways.items():
                     meeting.wait()
-                    times = self._there_and_back(value, send, receive)
-                    samples[f"{system} {shape}"] += times[self._warm :]
+                    warm = self._there_and_back(value, send, receive, self._warm)
+                    count = self._agreed(meeting, warm)
+                    samples[f"{system} {shape}"] += self._there_and_back(value, send, receive, count)
         return samples
 
-    def _there_and_back(self, value: Any, send: Callable[[Any], None], receive: Callable[[Any], Any]) -> list[float]:
+    def _agreed(self, meeting: Meeting, warm: list[float]) -> int:
+        """How often rank 0 will go on: processes that share a GPU take turns at it, and may be a hundred times slower."""
+        self._turn += 1
+        key = f"count {self._turn}"
+        if not self._place.rank:
+            often = int(_TURN_S * 1e6 / (2 * statistics.fmean(warm)))
+            meeting.tell(key, str(min(self._most, max(_LEAST, often))))
+        return int(meeting.ask(key))
+
+    def _there_and_back(self, value: Any, send: Callable[[Any], None], receive: Callable[[Any], Any], count: int) -> list[float]:
         times = []
-        for _ in range(self._warm + self._count):
+        for _ in range(count):
             if self._place.rank:
                 send(receive(value))
                 continue

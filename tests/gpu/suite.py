@@ -63,7 +63,7 @@ class Record:
 STEPS = (
     Step("environment", "tests.gpu.environment:environment", 90),
     Step("conformance", "tests.gpu.conformance:conformance", 170),
-    Step("exchange", "tests.gpu.exchange:exchange", 90),
+    Step("exchange", "tests.gpu.exchange:exchange", 120),
     Step("overlap", "tests.gpu.overlap:overlap", 75),
     Step("early free", "tests.gpu.memory:early_free", 45),
     Step("early read", "tests.gpu.memory:early_read", 45),
