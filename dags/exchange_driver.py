@@ -25,7 +25,6 @@ from raycomm.runtime.links import Meeting, meeting_point
 SETUP_S = 60.0  # until both ranks are ready; torch and NCCL take their time
 _LOOK_EVERY_S = 0.2
 _LEAVE_S = 5.0
-_MULTI_RANK_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"  # from NCCL 2.30: several ranks may share a GPU
 _ROOT = Path(__file__).parents[1]
 
 
@@ -124,14 +123,13 @@ class Ranks:
         plan, arena, deadline = self._plan, self._arena, Deadline(SETUP_S)
         gpus = _gpus(plan, len(self._ranks))
         environment = dict(os.environ)
-        if gpus is not None and len(set(gpus)) < len(gpus):
-            environment[_MULTI_RANK_GPU] = "1"
         path = [str(_ROOT), environment.get("PYTHONPATH", "")]  # last, so that an installed raycomm comes before the sources
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in reversed(path) if entry)
         command = [sys.executable, "-P", "-m", "dags.exchange_ranks"]
         for process in self._ranks:
             blueprint = Blueprint(plan, process, (), options, arena.address, "", meeting=meeting)
-            start = Start(blueprint, None if gpus is None else gpus[process - 1])
+            gpu = None if gpus is None else gpus[process - 1]
+            start = Start(blueprint, gpu, 0 if gpus is None else gpus.count(gpu))
             started = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self._started[process] = started
             assert started.stdin is not None
@@ -204,7 +202,7 @@ class Ranks:
         return self._plan.processes[process].label
 
 
-def _gpus(plan: Plan, ranks: int) -> list[int] | None:
+def _gpus(plan: Plan, ranks: int) -> list[int | None] | None:
     """The GPU of each rank; all share one where there are fewer than ranks. None: the plan needs none."""
     if all(link.over is not Backend.NCCL for link in plan.links):
         return None

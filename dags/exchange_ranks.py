@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import types
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from raycomm import _core
@@ -17,14 +18,30 @@ from raycomm.channel import ShmArena
 from raycomm.runtime.blueprint import DRIVER, Blueprint, rings_of
 
 COUNT = 1_000_000  # float32 per tensor
+_MULTI_RANK_SINCE = 23000  # NCCL 2.30.0
 WEIGHT = 3  # of the other rank's tensor in a result, so that one's own does not pass for it
 
 
 class Start(NamedTuple):
-    """What a rank is told."""
+    """What a rank is told: which GPU is its own, and how many ranks have that one."""
 
     blueprint: Blueprint
     gpu: int | None
+    sharers: int
+
+
+def share_gpu(rank: int) -> None:
+    """Let this process be one of several ranks on one GPU. Before the first communicator: NCCL looks at this once.
+
+    NCCL refuses two ranks on one GPU of one host. Since 2.30 it can be told to allow them; an older one believes what it is told
+    of the host, and then moves data over the network, between ranks of one GPU too.
+    """
+    from cupy.cuda import nccl
+
+    if nccl.get_version() >= _MULTI_RANK_SINCE:
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    else:
+        os.environ.setdefault("NCCL_HOSTID", f"rank{rank}")
 
 
 def tensor_of(rank: int, execution: int) -> Any:
@@ -79,6 +96,9 @@ def main() -> None:
         import torch
 
         torch.cuda.set_device(start.gpu)
+        if start.sharers > 1:
+            with suppress(ImportError):  # cupy is missing: who makes the links says so
+                share_gpu(process - 1)
     rings = rings_of(plan, process, blueprint.options)
     nodes = len(plan.actors[process - 1].actions)
     arena = ShmArena.create(process, rings, blueprint.options, loops=len(plan.processes), nodes=nodes)

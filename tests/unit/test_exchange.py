@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from dags import exchange
-from dags.exchange_ranks import COUNT
+from dags.exchange_ranks import COUNT, share_gpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +104,19 @@ def test_cuda_without_a_gpu_is_one_line() -> None:
     code, output = run("--device", "cuda")
     assert code == exchange.FAILED
     assert "failed: torch finds no CUDA device here" in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("version", "multi_rank", "host"), [(22809, None, "rank1"), (23000, "1", None), (23203, "1", None)])
+def test_how_ranks_share_a_gpu_depends_on_nccl(
+    monkeypatch: pytest.MonkeyPatch, version: int, multi_rank: str | None, host: str | None
+) -> None:
+    nccl = types.SimpleNamespace(get_version=lambda: version)
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", types.SimpleNamespace(nccl=nccl))  # type: ignore[arg-type]
+    monkeypatch.setattr(os, "environ", {})
+    share_gpu(1)
+    assert os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == multi_rank
+    assert os.environ.get("NCCL_HOSTID") == host
 
 
 def test_without_ray_the_ranks_run_all_the_same() -> None:
