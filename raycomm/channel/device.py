@@ -15,6 +15,9 @@ The record is one of
 so nothing is received that nobody has sent. Both ends keep the last metadata; messages are neither lost nor read twice, so the
 two agree. A tensor whose elements lie densely in memory is sent in that order, and arrives with the same strides.
 
+Where code runs on streams of the link's device (a GPU), no host waits for it: sends wait, on the device, for what makes the
+values, and what uses a value for its receives.
+
 A published record is a promise that its tensors follow. Where that fails on either side, the link is aborted: with one transfer
 more or less on it, the next value's tensors would arrive in this one's place.
 """
@@ -30,12 +33,15 @@ from raycomm.channel.base import NO_LIMIT, Reader, Writer
 from raycomm.channel.tensors import ONE_TENSOR, Structure, put_together, take_apart
 from raycomm.codec import Failure, decode, encode
 from raycomm.codec.tensor import is_exact
-from raycomm.device import Communicator, Event, Stream
+from raycomm.device import Communicator, Device, Event, Received, Stream
 from raycomm.device.base import shape_text
 from raycomm.device.checks import about, who
 from raycomm.errors import CommunicatorError, SerializationError, TensorMismatchError
 
 SAME: Final = 0
+_ANY: Final = 1 << 62
+# On a device. A copy takes a fraction of the time of the transfer, and lets computations go on beside that.
+_COPIED_UP_TO: Final = 64 << 20
 _PLAIN: Final = 0
 _REQUIRES_GRAD: Final = 1
 _PARAMETER: Final = 2
@@ -51,13 +57,15 @@ class DeviceWriter:
         link: a communicator, used for this direction only.
         peer: the reader's rank in it.
         stream: of the link's device; transfers are launched on it.
-        compute: the stream on which the values are made, None: they are ready when `write` is called.
-        keeps: whether whoever makes the values never writes to them again; else what is sent is a copy, made before `write`
-            returns or on `compute`.
+        keeps: whether whoever makes the values never writes to them again.
         static_shape: a promise that the metadata never changes, checked here.
         direct_return: a promise that each value is one tensor, checked here.
         name: of the value, for messages.
         allow_pickle: for the rest of values.
+
+    Attributes:
+        lent: the sends of the last value that read its own memory, though its maker may write to that. Before anything does, the
+            maker's stream has to wait for them.
     """
 
     def __init__(
@@ -68,7 +76,6 @@ class DeviceWriter:
         stream: Stream,
         *,
         name: str,
-        compute: Stream | None = None,
         keeps: bool = False,
         static_shape: bool = False,
         direct_return: bool = False,
@@ -79,16 +86,19 @@ class DeviceWriter:
         self._peer = peer
         self._stream = stream
         self._name = name
-        self._compute = compute
         self._keeps = keeps
         self._static_shape = static_shape
         self._direct_return = direct_return
         self._allow_pickle = allow_pickle
         self._last: tuple[Structure, tuple[_Metadata, ...]] | None = None
         self._promised: tuple[_Metadata, ...] | None = None
+        self.lent: list[Event] = []
 
     def write(self, value: Any, timeout: float = NO_LIMIT) -> None:
         """Write the record and launch the sends. Blocks while the reader is a whole ring of records behind.
+
+        Unless the maker `keeps` the values, what is sent is a copy of them, made on the host, or by the stream that this thread's
+        code runs on now. Large ones on a device with such a stream are not copied, to save memory: see `lent`.
 
         Raises:
             raycomm._core.TimedOut: no room for the record within `timeout` seconds; nothing was published or launched.
@@ -105,7 +115,9 @@ class DeviceWriter:
                 expected="one tensor",
                 given=type(value).__name__,
             )
-        flat = [_flat(tensor, owned=self._keeps) for tensor in tensors]
+        compute = self._link.device.current_stream() if tensors else None
+        copied_up_to = -1 if self._keeps else _ANY if compute is None else _COPIED_UP_TO
+        flat = [_flat(tensor, copied_up_to) for tensor in tensors]
         metadata = tuple(
             [
                 (_name_of(plain.dtype), tuple(plain.shape), order, _flags(tensor))
@@ -123,12 +135,15 @@ class DeviceWriter:
             self._record.write((structure, metadata, bytes(payload), [bytearray(buffer) for buffer in buffers]), timeout)
             self._last = None if leaves else (structure, metadata)
         try:
-            if self._compute is not None and flat:
-                self._stream.wait(self._compute.record())
-            for tensor, _ in flat:
-                self._link.send(tensor, self._peer, stream=self._stream)
+            if compute is not None:
+                self._stream.wait(compute.record())
+            sent = [self._link.send(tensor, self._peer, stream=self._stream) for tensor, _ in flat]
         except BaseException as error:
             raise _broken(self._link, f"sending {self._name} to rank {self._peer}", error) from None
+        if self._keeps or compute is None:
+            self.lent = []
+        else:
+            self.lent = [event for event, (plain, _), own in zip(sent, flat, tensors, strict=True) if _same_memory(plain, own)]
 
     def write_failure(self, payload: Any, buffers: Any, timeout: float = NO_LIMIT) -> None:
         """Publish an encoded failure in place of a value."""
@@ -158,18 +173,28 @@ class DeviceWriter:
 
 
 class Arriving:
-    """A value whose transfers are under way. Nobody looks at its tensors before all `events` are reached.
+    """A value whose transfers are under way. Nobody looks at its tensors before all `events` are reached, or on a stream that
+    waits for them.
 
     Attributes:
         events: of the transfers.
         value: gives the value, after that; raises what decoding the rest of it raises.
     """
 
-    __slots__ = ("events", "value")
+    __slots__ = ("_device", "_tensors", "events", "value")
 
-    def __init__(self, value: Callable[[], Any], events: Sequence[Event]) -> None:
+    def __init__(self, value: Callable[[], Any], came: Sequence[Received], device: Device) -> None:
         self.value = value
-        self.events = events
+        self.events = [item.event for item in came]
+        self._tensors = [item.tensor for item in came]
+        self._device = device
+
+    def join(self, stream: Stream) -> None:
+        """What is launched on `stream` from now on sees the value, and its memory is kept for that."""
+        for event in self.events:
+            stream.wait(event)
+        for tensor in self._tensors:
+            self._device.record_stream(tensor, stream)
 
 
 class DeviceReader:
@@ -222,19 +247,23 @@ class DeviceReader:
             leaves = decode(payload, buffers) if payload else []
             return put_together(structure, list(map(_flagged, tensors, flags)), leaves)
 
-        return Arriving(value, [item.event for item in came])
+        return Arriving(value, came, self._link.device)
 
 
-def _flat(tensor: Any, *, owned: bool) -> tuple[Any, tuple[int, ...] | None]:
-    """A contiguous tensor to send, and the order of its dimensions; not the memory of `tensor` unless that is `owned`."""
+def _flat(tensor: Any, copied_up_to: int) -> tuple[Any, tuple[int, ...] | None]:
+    """A contiguous tensor to send, and the order of its dimensions; not the memory of `tensor` if it has up to so many bytes."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     order = None
     if not plain.is_contiguous():
         order = _order_in_memory(plain)
         plain = plain.contiguous() if order is None else plain.permute(order)
-    if plain.data_ptr() == tensor.data_ptr() and not owned:
+    if plain.numel() * plain.itemsize <= copied_up_to and _same_memory(plain, tensor):
         plain = plain.clone()
     return plain, order
+
+
+def _same_memory(plain: Any, tensor: Any) -> bool:
+    return bool(plain.data_ptr() == tensor.data_ptr())
 
 
 def _order_in_memory(tensor: Any) -> tuple[int, ...] | None:

@@ -18,7 +18,17 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from raycomm.codec.message import DESCRIBED, DTYPE_NAMES, HAS_STRIDES, check_layout, is_dense, malformed, pack_head, unpack_head
+from raycomm.codec.message import (
+    DESCRIBED,
+    DEVICE_CPU,
+    DTYPE_NAMES,
+    HAS_STRIDES,
+    check_layout,
+    is_dense,
+    malformed,
+    pack_head,
+    unpack_head,
+)
 from raycomm.errors import SerializationError
 
 _NAMES: Final = frozenset(
@@ -91,8 +101,8 @@ def encode(value: np.ndarray[Any, Any], index: int) -> tuple[bytes, memoryview] 
 def decode(body: memoryview, buffer: memoryview, index: int) -> np.ndarray[Any, Any]:
     """The array, on top of `buffer`, read-only if that is."""
     head, rest = unpack_head(body)
-    if head.flags & ~HAS_STRIDES or head.buffer != index:
-        raise malformed("flags or buffer index of an array")
+    if head.flags & ~HAS_STRIDES or head.buffer != index or head.device != DEVICE_CPU:
+        raise malformed("flags, device or buffer index of an array")
     if head.dtype == DESCRIBED:
         dtype = rebuild(_unpack(rest))
     elif head.dtype in _DTYPES and not len(rest):

@@ -26,7 +26,8 @@ Everything else is a msgpack ext with a minimal header. The code says what the b
                       ┌──────────┬──────────┬───────────┬─────────┬──────────────────┬─────────────────┬───────────────────┐
                       │ u8 dtype │ u8 flags │ u8 device │ u8 ndim │ u32 buffer index │ i64 shape[ndim] │ i64 strides[ndim] │
                       └──────────┴──────────┴───────────┴─────────┴──────────────────┴─────────────────┴───────────────────┘
-                      flags 1 has strides, 2 requires grad, 4 is a Parameter; device 0 cpu; strides only if flag 1
+                      flags 1 has strides, 2 requires grad, 4 is a Parameter; device 0 cpu, 1 cuda: the
+                      elements come from a GPU, and go to the reader's where it has one; strides only if flag 1
     10 ARRAY          numpy.ndarray: the same head (flags: 1 only; device 0). Where dtype is 255, one msgpack object that
                       describes the dtype (see array.py) follows the head
     11 NPSCALAR       a numpy scalar: one msgpack array [dtype description, contents bin]
@@ -87,6 +88,7 @@ HAS_STRIDES: Final = 1
 REQUIRES_GRAD: Final = 2
 IS_PARAMETER: Final = 4
 DEVICE_CPU: Final = 0
+DEVICE_CUDA: Final = 1
 
 DESCRIBED: Final = 255
 _INT_WIDTHS = range(1, 8)
@@ -116,6 +118,7 @@ class Head(NamedTuple):
 
     dtype: int
     flags: int
+    device: int
     buffer: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
@@ -142,13 +145,15 @@ def ext_header(code: int, length: int) -> bytes:
     )
 
 
-def pack_head(dtype: int, flags: int, index: int, shape: Sequence[int], strides: Sequence[int] | None) -> bytes:
+def pack_head(
+    dtype: int, flags: int, index: int, shape: Sequence[int], strides: Sequence[int] | None, device: int = DEVICE_CPU
+) -> bytes:
     if len(shape) > 255:
         raise SerializationError(f"{len(shape)} dimensions do not fit in the message (at most 255)")
     if strides is not None:
         flags |= HAS_STRIDES
-        return _HEAD.pack(dtype, flags, DEVICE_CPU, len(shape), index) + struct.pack(f"<{2 * len(shape)}q", *shape, *strides)
-    return _HEAD.pack(dtype, flags, DEVICE_CPU, len(shape), index) + struct.pack(f"<{len(shape)}q", *shape)
+        return _HEAD.pack(dtype, flags, device, len(shape), index) + struct.pack(f"<{2 * len(shape)}q", *shape, *strides)
+    return _HEAD.pack(dtype, flags, device, len(shape), index) + struct.pack(f"<{len(shape)}q", *shape)
 
 
 def unpack_head(body: memoryview) -> tuple[Head, memoryview]:
@@ -156,7 +161,7 @@ def unpack_head(body: memoryview) -> tuple[Head, memoryview]:
     if len(body) < _HEAD.size:
         raise malformed("a tensor or array head is cut short")
     dtype, flags, device, ndim, index = _HEAD.unpack_from(body)
-    if device != DEVICE_CPU:
+    if device not in (DEVICE_CPU, DEVICE_CUDA):
         raise malformed(f"device kind {device} in a tensor or array")
     count = 2 * ndim if flags & HAS_STRIDES else ndim
     end = _HEAD.size + 8 * count
@@ -164,7 +169,7 @@ def unpack_head(body: memoryview) -> tuple[Head, memoryview]:
         raise malformed("the shape of a tensor or array is cut short")
     numbers: tuple[int, ...] = struct.unpack_from(f"<{count}q", body, _HEAD.size)
     strides = numbers[ndim:] if flags & HAS_STRIDES else None
-    return Head(dtype, flags, index, numbers[:ndim], strides), body[end:]
+    return Head(dtype, flags, device, index, numbers[:ndim], strides), body[end:]
 
 
 def check_layout(head: Head, itemsize: int, nbytes: int) -> None:

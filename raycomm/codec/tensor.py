@@ -6,11 +6,14 @@ Bytes are reached, and tensors built, through `set_` on a storage. It is the onl
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from raycomm.codec.message import (
+    DEVICE_CPU,
+    DEVICE_CUDA,
     DTYPE_NAMES,
     IS_PARAMETER,
     REQUIRES_GRAD,
@@ -25,6 +28,7 @@ from raycomm.errors import SerializationError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_GPU: Final = "cuda"
 _KNOWN_FLAGS: Final = 1 | REQUIRES_GRAD | IS_PARAMETER
 # A torch older than the table lacks some of these.
 _DTYPES: Final[dict[int, torch.dtype]] = {
@@ -51,33 +55,41 @@ def goes_raw(value: torch.Tensor, *, attributes: bool = False) -> bool:
         attributes: the caller carries user attributes itself.
 
     Raises:
-        SerializationError: the tensor is on a GPU.
+        SerializationError: the tensor is on another device, or on a GPU in a form that pickle would only take to the same GPU.
     """
     device = value.device.type
-    if device not in ("cpu", "meta"):
-        raise SerializationError("GPU tensors are not supported on shared-memory edges in this version; call .cpu()")
-    return (
+    if device not in ("cpu", _GPU, "meta"):
+        raise SerializationError(f"a tensor on {device!r} cannot be sent; send value.cpu()")
+    raw = (
         is_exact(value)
-        and device == "cpu"
+        and device != "meta"
         and value.layout is torch.strided
         and value.dtype in _CODES
         and not value.is_nested
         and not (_HAS_NAMES is not None and _HAS_NAMES(value))
-        and (attributes or not value.__dict__)
     )
+    if device == _GPU and not raw:
+        kind = type(value).__name__ if value.layout is torch.strided else str(value.layout).removeprefix("torch.")
+        raise SerializationError(f"on a GPU only plain dense tensors can be sent, and this one is {kind}; send value.cpu()")
+    return raw and (attributes or not value.__dict__)
 
 
 def encode(value: torch.Tensor, index: int) -> tuple[bytes, memoryview]:
-    """The TENSOR body and the buffer. The buffer aliases the tensor where its elements lie dense."""
+    """The TENSOR body and the buffer. The buffer aliases the tensor where its elements lie dense; that of a tensor on a GPU is a
+    copy in host memory, for which this blocks until the GPU has come so far."""
     flags = (REQUIRES_GRAD if value.requires_grad else 0) | (IS_PARAMETER if type(value) is torch.nn.Parameter else 0)
     dtype = value.dtype
     flips = dtype is _COMPLEX32 and (value.is_conj(), value.is_neg())
     plain = value.detach()
+    device = DEVICE_CPU
+    if value.device.type == _GPU:
+        _check_storage(plain)
+        device, plain = DEVICE_CUDA, plain.cpu()
     if not flips:
         plain = plain.resolve_conj().resolve_neg()
     shape, strides = tuple(plain.shape), None
     if plain.numel() == 0:
-        return pack_head(_CODES[dtype], flags, index, shape, None), memoryview(b"")
+        return pack_head(_CODES[dtype], flags, index, shape, None, device), memoryview(b"")
     _check_storage(plain)
     if not plain.is_contiguous():
         strides = plain.stride()
@@ -88,11 +100,14 @@ def encode(value: torch.Tensor, index: int) -> tuple[bytes, memoryview]:
     raw = _raw_bytes(plain)
     if flips and any(flips):
         raw = _flip_signs(raw, conj=flips[0], neg=flips[1])
-    return pack_head(_CODES[dtype], flags, index, shape, strides), raw.data
+    return pack_head(_CODES[dtype], flags, index, shape, strides, device), raw.data
 
 
 def decode(body: memoryview, buffer: memoryview, index: int) -> torch.Tensor:
-    """The tensor, on top of `buffer` if that is writable, else on a private copy: torch cannot be kept from writing."""
+    """The tensor, on top of `buffer` if that is writable, else on a private copy: torch cannot be kept from writing.
+
+    One that comes from a GPU goes to that of this process, torch's current one, and stays in host memory if there is none.
+    """
     head, rest = unpack_head(body)
     dtype = _DTYPES.get(head.dtype)
     if dtype is None:
@@ -115,10 +130,17 @@ def decode(body: memoryview, buffer: memoryview, index: int) -> torch.Tensor:
         value.set_(storage, 0, head.shape)  # type: ignore[call-overload]
     else:
         value.set_(storage, 0, head.shape, head.strides)
+    if head.device == DEVICE_CUDA and _has_gpu():
+        value = value.to(_GPU)
     requires_grad = bool(head.flags & REQUIRES_GRAD)
     if head.flags & IS_PARAMETER:
         return torch.nn.Parameter(value, requires_grad=requires_grad)
     return value.requires_grad_() if requires_grad else value
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    return torch.cuda.is_available()
 
 
 def same(sent: object, arrived: object) -> bool:

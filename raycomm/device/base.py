@@ -66,6 +66,9 @@ class Device(Protocol):
     def stream(self, name: str) -> Stream:
         """The stream of that name; made at the first call. Does not wait for other streams, nor they for it."""
 
+    def current_stream(self) -> Stream | None:
+        """The stream on which this thread's own code runs on the device now; None where that code runs on the host."""
+
     def allocate(self, shape: Shape, dtype: Any, stream: OwnStream) -> Tensor:
         """Memory from the pool, contiguous, with undefined contents, for use on `stream`. Does not block.
 

@@ -116,6 +116,9 @@ class CpuDevice:
         with self._lock:
             return self._streams.setdefault(name, CpuStream(self, name))
 
+    def current_stream(self) -> None:
+        """None: code runs on the host."""
+
     def allocate(self, shape: Shape, dtype: torch.dtype, stream: CpuStream) -> torch.Tensor:
         """Uninitialized memory."""
         return torch.empty(shape, dtype=dtype)

@@ -157,6 +157,7 @@ class CudaDevice:
         self.torch = torch.device("cuda", self.index)
         self._lock = threading.Lock()
         self._streams: dict[str, CudaStream] = {}
+        self._current: dict[int, CudaStream] = {}
 
     def stream(self, name: str) -> CudaStream:
         """The stream of that name."""
@@ -167,7 +168,11 @@ class CudaDevice:
 
     def current_stream(self) -> CudaStream:
         """The stream on which this thread's torch code runs now: where a method's tensors are made."""
-        return CudaStream(self, "of the calling thread", torch.cuda.current_stream(self.torch))
+        stream = torch.cuda.current_stream(self.torch)
+        known = self._current.get(stream.cuda_stream)
+        if known is None:  # kept: what it has waited for counts for what is launched on it later
+            known = self._current[stream.cuda_stream] = CudaStream(self, f"{stream.cuda_stream:#x} of computations", stream)
+        return known
 
     def allocate(self, shape: Shape, dtype: torch.dtype, stream: CudaStream) -> torch.Tensor:
         """Memory of torch's allocator, for use on `stream`."""

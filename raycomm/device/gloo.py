@@ -236,7 +236,7 @@ class GlooCommunicator:
             assert self._group is not None
             try:
                 work(self._group)
-            except CommunicatorError:
+            except (CommunicatorError, CollectiveError):  # all ranks raise the latter, at one point
                 raise
             except RuntimeError as error:
                 ranks = "a rank" if peer is None else f"rank {peer}"

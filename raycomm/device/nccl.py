@@ -55,6 +55,8 @@ class NcclCommunicator:
         name: unique among the communicators that use the store.
         address: of this host, as the others reach it.
         library: cupy's binding of NCCL; None: `cupy.cuda.nccl`.
+        before_abort: called, perhaps by several threads and more than once, when this communicator has failed and before its
+            transfers are ended; `failure` is known by then.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class NcclCommunicator:
         device: CudaDevice,
         address: str = "127.0.0.1",
         library: Any = None,
+        before_abort: Callable[[], object] | None = None,
     ) -> None:
         self.name = name
         self.rank = rank
@@ -74,6 +77,7 @@ class NcclCommunicator:
         self.device = device
         self._group = GlooCommunicator(store, name, rank, size, address=address)
         self._nccl = library
+        self._before_abort = before_abort
         self._own = device.stream(f"{name} at rank {rank}")
         self._made: Any = None  # by NCCL, and not yet known to work
         self._comm: Any = None
@@ -98,9 +102,9 @@ class NcclCommunicator:
             thread.join(min(0.1, max(0.0, end - time.monotonic())))
             self._poll_group()
         if not made:
-            others = tuple(rank for rank in range(self.size) if rank != self.rank)
-            text = f"{who(self)} waited {limit_s} s in vain for NCCL to connect its {self.size} ranks; run with NCCL_DEBUG=INFO"
-            raise self._broke(RankMissingError(text, limit_s=limit_s, missing=others, waits_for="NCCL", **about(self)))
+            text = f"{who(self)} waited {limit_s} s in vain for NCCL to connect its {self.size} ranks, all of which have come"
+            text += "; run with NCCL_DEBUG=INFO"
+            raise self._broke(RankMissingError(text, limit_s=limit_s, missing=(), waits_for="NCCL", **about(self)))
         if isinstance(made[0], Exception):
             raise self._broke(self._as_ours("set-up", made[0]))
         self._comm = made[0]
@@ -290,7 +294,7 @@ class NcclCommunicator:
                 if too_late:
                     comm.abort()
                     return
-                self._warm(comm)
+                self._warm(comm, end)
             made.append(comm)
         except Exception as error:
             made.append(error)
@@ -305,7 +309,7 @@ class NcclCommunicator:
         raw = bytes(came.tensor.tolist())
         return raw if isinstance(own, bytes) else tuple(number - 256 if number > 127 else number for number in raw)
 
-    def _warm(self, comm: Any) -> None:
+    def _warm(self, comm: Any, end: float) -> None:
         """Each kind of transfer once: NCCL connects ranks when they first need it, and then blocks the host."""
         n = self._nccl
         room = self.device.allocate((2 * self.size,), torch.uint8, self._own)
@@ -322,7 +326,7 @@ class NcclCommunicator:
                     comm.recv(all_ + peer, 1, n.NCCL_UINT8, peer, handle)
         finally:
             n.groupEnd()
-        self._own.record().synchronize()
+        self._own.record().synchronize(max(0.0, end - time.monotonic()))
 
     def _poll_group(self) -> None:
         try:
@@ -354,9 +358,12 @@ class NcclCommunicator:
     def _broke(self, error: CommunicatorError, limit_s: float = 0.0) -> CommunicatorError:
         """Remember the first failure, and end what is under way; what to raise. Waits for at most `limit_s` seconds."""
         with self._lock:
-            first, self._failure = self._failure is None, self._failure or error.fresh()
-            comm = self._made
-        if first and comm is not None:
+            self._failure = self._failure or error.fresh()
+        if self._before_abort is not None:
+            self._before_abort()  # always: whoever comes second waits for it, too
+        with self._lock:
+            comm, self._made = self._made, None
+        if comm is not None:
             thread = threading.Thread(target=comm.abort, name=f"raycomm abort {self.name}", daemon=True)
             thread.start()
             thread.join(limit_s)

@@ -13,7 +13,8 @@ from typing import Any, Final
 import ray
 
 from raycomm.plan import Collective, Compute, Read, Write
-from raycomm.runtime.loop import Loop, Step
+from raycomm.runtime.calls import Step
+from raycomm.runtime.loop import Loop
 
 EVENTS: Final = "__ray_cgraph_events"
 _KEPT: Final = 100_000  # records per actor; Ray keeps all, for ever

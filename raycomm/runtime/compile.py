@@ -14,7 +14,7 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -24,16 +24,15 @@ from ray import cloudpickle
 from raycomm import _core
 from raycomm.channel import Address, Deadline, ShmArena
 from raycomm.channel.memory import default_limit
-from raycomm.errors import ChannelTimeoutError, CompileError
+from raycomm.errors import CompileError
 from raycomm.graph import Adapter, Graph, build
 from raycomm.graph.model import Actor, Const
 from raycomm.observe.board import Board
-from raycomm.observe.notice import Notice
 from raycomm.options import LoopThread, Options
 from raycomm.plan import Plan, lower, on_devices, verify
-from raycomm.runtime import ray_errors
-from raycomm.runtime.actor_thread import claims_of_others, lend_thread, taken
+from raycomm.runtime.actor_thread import lend_thread
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, ring_slots, rings_of
+from raycomm.runtime.conversation import BUSY, Conversation
 from raycomm.runtime.coroutines import on_event_loop
 from raycomm.runtime.driver import CompiledGraph
 from raycomm.runtime.fault_points import faults_by_actor
@@ -45,17 +44,7 @@ from raycomm.runtime.thread_state import on_actor_thread
 from raycomm.testing.faults import injected
 
 _numbers = itertools.count()  # makes default names differ; says nothing about a graph
-_LOOK_EVERY_S = 0.5
-_ANSWER_S = 20.0
 _DYING_S = 1.0
-_RESTART_PAUSE_S = 0.1
-
-# Which of them it is only the actor knows, and it does not answer.
-_NOT_THERE = (
-    "an actor answers once it has the resources it asks for (compare `ray status`), its constructor has finished, and a plain "
-    "call that it runs has returned"
-)
-_BUSY = "an actor answers once a plain call that it runs has returned"
 
 
 def compile_graph(
@@ -84,13 +73,7 @@ def compile_graph(
     """
     graph = build(node, adapter)
     name = options.name or f"graph-{os.getpid()}-{next(_numbers)}"
-    plan = on_devices(
-        lower(graph, name),
-        graph,
-        places_of(graph, options.device),
-        policy=options.stream_policy,
-        early_receives=options.overlap,
-    )
+    plan = lower(graph, name)
     verify(plan)
     if not ray.is_initialized():
         raise CompileError(
@@ -98,12 +81,17 @@ def compile_graph(
         )
     processes = len(plan.processes)
     _check_free(graph, name)
+    actors = Conversation(graph, [process.label for process in plan.processes], name, options)
+    if graph.hints:
+        places = places_of(graph, options.device, actors)
+        plan = on_devices(plan, graph, places, policy=options.stream_policy, early_receives=options.overlap)
+        verify(plan)
     _check_memory(plan, options)
     arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=processes, processes=processes)
     arena.join(DRIVER)
     try:
         with meeting_point(plan) as meeting:
-            addresses = _SetUp(graph, plan, options, arena, meeting, loop).run()
+            addresses = _SetUp(graph, plan, options, arena, actors, meeting, loop).run()
         pids = {DRIVER: os.getpid()} | {address.process: address.pid for address in addresses}
         board = Board(plan, arena, pids, ring_slots(plan, options))
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
@@ -169,6 +157,7 @@ class _SetUp:
         plan: Plan,
         options: Options,
         arena: ShmArena,
+        actors: Conversation,
         meeting: Meeting | None,
         loop: Callable[..., Any] | None,
     ) -> None:
@@ -176,63 +165,28 @@ class _SetUp:
         self._plan = plan
         self._arena = arena
         self._options = options
-        self._deadline = Deadline(options.compile_timeout)
-        self._notice = Notice()
+        self._actors = actors
+        actors.nonce = arena.address.nonce
         self._faults = faults_by_actor(graph, plan.name, injected())
         self._meeting = meeting
         self._loop = loop
-        self._processes = [process.index for process in plan.processes[1:]]
         self._node = ray.get_runtime_context().get_node_id()
 
     def run(self) -> list[Address]:
         """Prepare all actors, tell them each other's addresses, wait until all are ready."""
-        self._reach()
+        self._actors.reach()
         addresses = self._prepare()
         control = self._arena.writer([address_channel(self._plan)])
         control.write([(address.process, address.pid, address.fd, address.nonce) for address in addresses])
         self._await_ready(addresses)
         return addresses
 
-    def _reach(self) -> None:
-        """Wait until every actor answers: constructors take their time, and an actor that is restarting is waited for.
-
-        After this one that dies has died during set-up, which is an error.
-        """
-        calls = {self._hello(process): process for process in self._processes}
-        while calls:
-            for call, process in self._next_answers(calls, _NOT_THERE):
-                try:
-                    ray.get(call)
-                except ray.exceptions.ActorUnavailableError:
-                    self._still_waiting(f"actor {self._label(process)} is restarting")
-                    time.sleep(_RESTART_PAUSE_S)
-                    calls[self._hello(process)] = process
-                except ray.exceptions.RayActorError as error:
-                    raise self._died(process, str(error)) from error
-                except ray.exceptions.RayError as error:
-                    raise self._refused(process, error) from error
-
-    def _hello(self, process: int) -> Any:
-        actor = self._graph.actors[process - 1]
-        handle: Any = actor.handle
-        try:
-            return handle.__ray_call__.remote(_process_id)
-        except Exception as error:  # Ray raises no more special one for an actor that it does not know
-            label = self._label(process)
-            remedy = "make the actor again after ray.init(), and bind the new handle"
-            raise CompileError(
-                f"graph {self._plan.name!r} cannot be set up: Ray takes no call to actor {label} (id {actor.key}): {error}. A "
-                f"handle of another cluster, or of an earlier one in this process, is of no use here; {remedy}",
-                node=label,
-                remedy=remedy,
-            ) from error
-
     def _prepare(self) -> list[Address]:
         calls = {self._call(actor): actor.index + 1 for actor in self._graph.actors}
         addresses = []
         problems = []
         while calls:
-            for call, process in self._next_answers(calls, _BUSY):
+            for call, process in self._actors.next_answers(calls, BUSY):
                 prepared = self._answer(call, process)
                 if prepared.problem is not None:
                     problems.append(f"actor {self._label(prepared.process)} on node {prepared.node}: {prepared.problem}")
@@ -241,30 +195,6 @@ class _SetUp:
         if problems:
             raise CompileError(f"graph {self._plan.name!r} cannot be set up: {'; '.join(problems)}", node=problems[0])
         return sorted((address for address in addresses if address is not None), key=lambda address: address.process)
-
-    def _next_answers(self, calls: dict[Any, int], why: str) -> list[tuple[Any, int]]:
-        """Takes from `calls` those that have been answered, waiting a moment for the first of them; `why` that may take long."""
-        left = self._deadline.left(at_most=min(self._notice.left(), _LOOK_EVERY_S))
-        done, _ = ray.wait(list(calls), num_returns=1, timeout=left)
-        if not done:
-            self._refuse_lent(calls.values())
-            names = ", ".join(self._label(process) for process in sorted(calls.values()))
-            self._still_waiting(f"set-up waits for {names}: {why}")
-        return [(call, calls.pop(call)) for call in done]
-
-    def _refuse_lent(self, processes: Iterable[int]) -> None:
-        """An actor whose thread is lent to another graph answers no call: it is refused here, or set-up would wait with it."""
-        claims = claims_of_others(self._arena.address.nonce)
-        for process in processes:
-            other = claims.get(self._graph.actors[process - 1].key)
-            if other is not None:
-                label = self._label(process)
-                raise CompileError(
-                    f"graph {self._plan.name!r} cannot be set up: actor {label}: {taken(other)}",
-                    node=label,
-                    argument="loop_thread",
-                    remedy=f"tear down graph {other!r} first",
-                )
 
     def _call(self, actor: Actor) -> Any:
         """The set-up call of one actor, on its way."""
@@ -314,28 +244,19 @@ class _SetUp:
         try:
             prepared = ray.get(call)
         except ray.exceptions.RayActorError as error:  # dead for good, or about to restart
-            raise self._died(process, str(error)) from error
+            raise self._actors.died(process, str(error)) from error
         except ray.exceptions.RayError as error:
-            raise self._refused(process, error) from error
+            raise self._actors.refused(process, error) from error
         assert isinstance(prepared, Prepared)
         return prepared
-
-    def _refused(self, process: int, error: Exception) -> CompileError:
-        return CompileError(
-            f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)} refused: {error}. "
-            "Either raycomm is not installed in its environment in the driver's version, or a constant bound in the graph "
-            "cannot be unpickled there",
-            node=self._label(process),
-            remedy="install raycomm in the actor's environment, or pass the constant as an input",
-        )
 
     def _attach(self, prepared: Prepared, problems: list[str]) -> Address | None:
         assert prepared.address is not None
         try:
             self._arena.attach(prepared.address)
         except OSError as error:
-            if not self._alive(prepared.process, prepared.address.pid):
-                raise self._died(prepared.process, str(error)) from error
+            if not self._actors.alive(prepared.process, prepared.address.pid):
+                raise self._actors.died(prepared.process, str(error)) from error
             problems.append(f"actor {self._label(prepared.process)} on node {prepared.node}: {error}")
             return None
         return prepared.address
@@ -349,67 +270,29 @@ class _SetUp:
         while waiting:
             first = next(iter(waiting))
             for process, report in list(waiting.items()):
-                look = min(self._notice.left(), _LOOK_EVERY_S) if process == first else 0.0
                 try:
-                    answer = report.read(self._deadline.left(at_most=look))
+                    answer = report.read(self._actors.moment() if process == first else 0.0)
                 except _core.TimedOut:
                     continue
                 except _core.Closed:
-                    raise self._died(self._arena.closed[1], "it ended during set-up") from None
+                    raise self._actors.died(self._arena.closed[1], "it ended during set-up") from None
                 if answer != READY:
                     raise self._not_ready(process, answer)
                 del waiting[process]
             if waiting:
-                self._still_waiting(f"{', '.join(map(self._label, waiting))} still to attach to the others")
+                self._actors.still_waiting(f"{', '.join(map(self._label, waiting))} still to attach to the others")
 
     def _not_ready(self, process: int, answer: str) -> BaseException:
         # It could not reach a neighbour, perhaps one that is dying: its descriptors go some time before it counts as dead.
         patience = Deadline(_DYING_S)
         while not patience.over:
             if self._arena.core.look_for_dead() or self._arena.closed[0]:
-                return self._died(self._arena.closed[1], "it ended during set-up")
+                return self._actors.died(self._arena.closed[1], "it ended during set-up")
             time.sleep(0.01)
         return CompileError(f"graph {self._plan.name!r} cannot be set up: actor {self._label(process)}: {answer}")
 
-    def _still_waiting(self, what: str) -> None:
-        self._notice.give(lambda: f"graph {self._plan.name!r}: {what}")
-        if self._deadline.over:
-            kind: type[ChannelTimeoutError] = ray_errors.ChannelTimeoutError
-            raise kind(
-                f"graph {self._plan.name!r} was not ready within {self._options.compile_timeout} s: {what}; give a "
-                "larger compile_timeout",
-                graph=self._plan.name,
-                limit_s=self._options.compile_timeout,
-                waits_for=what,
-            )
-
-    def _died(self, process: int, why: str) -> BaseException:
-        label = self._label(process)
-        error = ray_errors.ActorDiedError(
-            f"actor {label} of graph {self._plan.name!r} died before it was set up: {why}",
-            graph=self._plan.name,
-            actor=label,
-            actor_id=self._graph.actors[process - 1].key if process else None,
-        )
-        assert isinstance(error, BaseException)
-        return error
-
-    def _alive(self, process: int, pid: int) -> bool:
-        """Whether the actor still runs in the process that made the arena; it may have died and restarted."""
-        handle: Any = self._graph.actors[process - 1].handle
-        try:
-            return bool(ray.get(handle.__ray_call__.remote(_process_id), timeout=_ANSWER_S) == pid)
-        except ray.exceptions.RayActorError:
-            return False
-        except ray.exceptions.RayError:
-            return True
-
     def _label(self, process: int) -> str:
         return self._plan.processes[process].label
-
-
-def _process_id(_instance: object) -> int:
-    return os.getpid()
 
 
 def _end_at_exit(graph: CompiledGraph) -> None:

@@ -3,10 +3,14 @@
 A link is warmed up before its actor says that it is ready, so no call of the running graph blocks for set-up. All actors take
 the links in the plan's order; whoever waits for the other end of one waits for somebody who is at it, or at an earlier one.
 Set-up has no limit of its own: the driver has one, `compile_timeout`, and closes the graph when it passes.
+
+A link over NCCL that fails is aborted, and what waits for its transfers on the device goes on with memory that nothing has come
+into. So the links that this actor sends on are aborted before it: no other actor is to get what is computed from that.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import threading
@@ -15,17 +19,23 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from raycomm import _core
 from raycomm.channel import Deadline
 from raycomm.device import Communicator
 from raycomm.errors import CommunicatorError, CompileError
+from raycomm.observe.notice import FIRST_NOTICE_S, NEXT_NOTICE_S
 from raycomm.plan import Link, Plan
 from raycomm.plan.transfer import Backend
+
+logger = logging.getLogger("raycomm")
 
 _ABORT_S = 1.0
 _LOOK_EVERY_S = 0.05
 _ALWAYS_S = 365 * 86400.0
 # What stands in for GPUs lies in host memory, and moves as such.
 _BY_GLOO = (Backend.GLOO, Backend.SIMULATED)
+_FIRST_S = 0.05  # how long what is aborted first has until the rest is
+_WATCH_EVERY_S = 0.5
 _NEEDS_TORCH = "pip install torch"
 
 
@@ -44,14 +54,15 @@ def meeting_point(plan: Plan) -> Iterator[Meeting | None]:
     Raises:
         CompileError: torch, which has the store, is not installed.
     """
-    if not any(link.over in _BY_GLOO for link in plan.links):
+    if not plan.links:
         yield None
         return
     try:
         import torch.distributed
     except ImportError as error:
         text = (
-            f"graph {plan.name!r} moves tensors over gloo, and torch cannot be imported in the driver ({error}); {_NEEDS_TORCH}"
+            f"graph {plan.name!r} has links, whose ends meet in a store of torch's, and torch cannot be imported in the driver "
+            f"({error}); {_NEEDS_TORCH}"
         )
         raise CompileError(text, remedy=_NEEDS_TORCH) from error
     distributed: Any = torch.distributed  # Its type stubs leave this out.
@@ -73,6 +84,9 @@ class Links:
         plan: has the links.
         process: the actor's index in it.
         meeting: from `meeting_point`.
+
+    Attributes:
+        late: what has not arrived that a call was given, and for how many seconds that is so; set by whoever knows.
     """
 
     def __init__(self, plan: Plan, process: int, meeting: Meeting | None) -> None:
@@ -80,11 +94,19 @@ class Links:
         self._process = process
         self._mine = [link for link in plan.links if process in (link.writer, link.reader)]
         self._ends: dict[int, Communicator] = {}
-        self._device: Any = None
+        self._devices: dict[Callable[..., Any], Any] = {}  # by what makes them
         self._meeting = meeting
+        self._failing = threading.RLock()
+        self._failed = False
+        self.late: Callable[[], tuple[float, str] | None] = _nothing
 
     def __bool__(self) -> bool:
         return bool(self._mine)
+
+    @property
+    def on_streams(self) -> bool:
+        """Whether code of this thread runs on streams of a device that has links."""
+        return any(end.device.current_stream() is not None for end in self._ends.values())
 
     def warm_up(self, look: Callable[[], None]) -> None:
         """Make all ends and meet the others. Blocks for as long as the driver waits.
@@ -98,10 +120,9 @@ class Links:
         """
         store: Any = None
         for link in self._mine:
-            if link.over not in _BY_GLOO:
-                raise CommunicatorError(f"{self._text(link)}: nothing here carries tensors over {link.over}")
             store = store or self._while_looking(look, self._connect, link)
-            end = self._end_over_gloo(link, store)
+            make = self._end_over_gloo if link.over in _BY_GLOO else self._end_over_nccl
+            end = make(link, store, 0 if link.writer == self._process else 1)
             self._ends[link.id] = end
             self._while_looking(look, partial(end.warm_up, _ALWAYS_S), link)
 
@@ -112,7 +133,9 @@ class Links:
 
     def close(self) -> None:
         """Abort all ends, and with them every transfer under way. Blocks for a second at most. Repeated calls do nothing."""
-        ends, self._ends = list(self._ends.values()), {}
+        ends = self._senders_first()
+        self._ends = {}
+        self.late = _nothing
         threads = [
             threading.Thread(target=end.abort, args=(_ABORT_S,), name=f"raycomm abort {end.name}", daemon=True) for end in ends
         ]
@@ -124,9 +147,64 @@ class Links:
                 started.append(thread)
         for thread in started:
             thread.join(deadline.left())
-        if self._device is not None:
-            self._device.close()
-            self._device = None
+        for device in self._devices.values():
+            device.close()
+        self._devices.clear()
+
+    @contextmanager
+    def watched(self, look: Callable[[], None]) -> Iterator[None]:
+        """Inside, a thread looks now and then, and aborts all ends once the graph has ended or one of them has failed: this one
+        may wait in the device's driver, and nothing else ends that. It also says in the log what is late. Only where code runs on
+        streams.
+
+        Args:
+            look: see `warm_up`.
+        """
+        if not self.on_streams:
+            yield
+            return
+        ended = threading.Event()
+
+        def watch() -> None:
+            told_s = 0.0
+            while not ended.wait(_WATCH_EVERY_S):
+                late_s, what = self.late() or (0.0, "")
+                if late_s >= max(FIRST_NOTICE_S, told_s + NEXT_NOTICE_S):
+                    logger.warning("graph %r: for %.0f s %s", self._plan.name, late_s, what)
+                    told_s = late_s
+                elif late_s < told_s:
+                    told_s = 0.0
+                try:
+                    look()
+                    for end in self._senders_first():
+                        end.poll()
+                except (_core.Closed, CommunicatorError):
+                    self._fail()
+                    for end in self._senders_first():
+                        end.abort(0.0)
+                    return
+
+        watcher = threading.Thread(target=watch, name=f"raycomm links {self._plan.name}", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join(_ABORT_S)
+
+    def _fail(self) -> None:
+        """Abort what this actor sends on, unless that is done. Each end that is aborted calls this again."""
+        with self._failing:
+            if self._failed:
+                return
+            self._failed = True
+            for link in self._mine:
+                if link.writer == self._process and link.id in self._ends:
+                    self._ends[link.id].abort(_FIRST_S)
+
+    def _senders_first(self) -> list[Communicator]:
+        ends = dict(self._ends)
+        return [ends[link.id] for link in sorted(self._mine, key=lambda link: link.writer != self._process) if link.id in ends]
 
     def _connect(self) -> Any:
         import torch.distributed
@@ -136,13 +214,26 @@ class Links:
         store = distributed.TCPStore(self._meeting.host, self._meeting.port, is_master=False, wait_for_workers=False)
         return distributed.PrefixStore(self._meeting.nonce, store)
 
-    def _end_over_gloo(self, link: Link, store: Any) -> Communicator:
+    def _end_over_gloo(self, link: Link, store: Any, rank: int) -> Communicator:
         from raycomm.device.cpu import CpuDevice
         from raycomm.device.gloo import GlooCommunicator
 
-        self._device = self._device or CpuDevice(f"cpu of {self._label(self._process)}")
-        rank = 0 if link.writer == self._process else 1
-        return GlooCommunicator(store, self._text(link), rank, 2, device=self._device)
+        device = self._device_of(CpuDevice, f"cpu of {self._label(self._process)}")
+        return GlooCommunicator(store, self._text(link), rank, 2, device=device)
+
+    def _end_over_nccl(self, link: Link, store: Any, rank: int) -> Communicator:
+        """On the GPU that this thread uses unless told otherwise, as the actor's own thread did (see `thread_state`)."""
+        from raycomm.device.cuda import CudaDevice
+        from raycomm.device.nccl import NcclCommunicator
+
+        device = self._device_of(CudaDevice)
+        return NcclCommunicator(store, self._text(link), rank, 2, device=device, before_abort=self._fail)
+
+    def _device_of(self, make: Callable[..., Any], *args: Any) -> Any:
+        """One of each kind for all links."""
+        if make not in self._devices:
+            self._devices[make] = make(*args)
+        return self._devices[make]
 
     def _while_looking(self, look: Callable[[], None], work: Callable[[], Any], link: Link) -> Any:
         """What `work` gives. It runs in a thread that is left behind if the graph ends first: its own limits are minutes."""
@@ -175,3 +266,7 @@ class Links:
 
     def _label(self, process: int) -> str:
         return self._plan.processes[process].label
+
+
+def _nothing() -> None:
+    """Nothing is late."""

@@ -7,13 +7,8 @@ exactly one message per execution.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
-
-from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thread but the main one
 
 from raycomm import _core
 from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter, Writer
@@ -23,20 +18,14 @@ from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
 from raycomm.plan.transfer import Send
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
-from raycomm.runtime.coroutines import CoroutineMethod
+from raycomm.runtime.calls import ENDS, FAILS, Calls, Step
 from raycomm.runtime.fault_points import AFTER, BEFORE, FaultPoints
+from raycomm.runtime.hinted_devices import HintedDevices
 from raycomm.runtime.links import Links
 from raycomm.runtime.memory_error import shared_memory_error
 
 if TYPE_CHECKING:
     from raycomm.runtime.transfers import Transfers
-
-Step = Callable[[], None]
-
-# What ends the loop when it comes out of a method, and is no failure of one execution.
-_ENDS = (AsyncioActorExit, _core.Closed)
-# What fails one execution: not only what is an Exception, for a method may use coroutines and generators.
-_FAILS = (Exception, GeneratorExit, asyncio.CancelledError)
 
 
 class Loop:
@@ -67,13 +56,12 @@ class Loop:
         self._plan = plan
         self._options = options
         self._actor: ActorPlan = plan.actors[process - 1]
-        self._constants = constants
         self._arena = arena
-        self._instance = instance
         self._faults = faults
         self._registers: list[Any] = [None] * self._actor.registers
         self._execution = 0
         self._links = links
+        self._calls = Calls(instance, self._actor.process.label, self._registers, constants, arena, faults, self._now)
         self._steps = self._prepare()
 
     def run(self) -> None:
@@ -92,21 +80,28 @@ class Loop:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # They know this loop: left to a garbage collection, the graph's memory would stay mapped until then.
         self._registers.clear()
-        self._steps.clear()  # they know this loop: left to a garbage collection, the graph's memory would stay mapped until then
+        self._steps.clear()
+        del self._calls
 
     def _prepare(self) -> list[Step]:
-        if not self._faults and (whole := self._relay()) is not None:
+        moves = HintedDevices(self._plan, self._options, self._registers, self._actor.process.label, self._now)
+        if not (self._faults or moves.any_of(self._actor)) and (whole := self._relay()) is not None:
             return [whole]
         steps: list[Step] = []
         marked = False  # whether the activity others see already names the coming call
         transfers = self._transfers() if self._links else None
         for place, action in enumerate(self._actor.actions):
             steps += self._faults.steps(BEFORE.get(type(action)), self._now)
+            if isinstance(action, Compute) and not marked and self._links.on_streams:
+                steps.append(self._mark(place))  # what it is given may arrive while it runs
+                marked = True
             if transfers is not None:
-                steps += transfers.settles(place)
+                steps += transfers.before(place)
             if isinstance(action, Read):
                 steps.append(self._read(action, place))
+                steps += moves.after(action)
                 marked = self._call_after(place) is not None
             elif isinstance(action, Compute):
                 if not marked:
@@ -117,7 +112,7 @@ class Loop:
                 marked = False
                 steps.append(self._exchange(action))
             elif isinstance(action, Write):
-                steps.append(self._write(action))
+                steps += moves.around(action, self._write)
             elif isinstance(action, Release):
                 steps.append(self._release(action))
             else:
@@ -143,7 +138,7 @@ class Loop:
                     return None
             case _:
                 return None
-        read, method = self._reader(source, 0).read, self._method(call)
+        read, method = self._reader(source, 0).read, self._calls.method(call)
         writer = self._arena.writer((channel,))
         write = writer.write
         origin = f"{self._actor.process.label}.{call.method}"
@@ -156,9 +151,9 @@ class Loop:
             if type(value) is not Failure:
                 try:
                     value = method(value)
-                except _ENDS:
+                except ENDS:
                     raise
-                except _FAILS as error:
+                except FAILS as error:
                     value = Failure.capture(error, origin, self._execution)
             if type(value) is not Failure:
                 try:
@@ -213,90 +208,7 @@ class Loop:
         return Failure.capture(error, f"{self._actor.process.label} reading {value}", self._execution)
 
     def _compute(self, action: Compute) -> Step:
-        call = self._call(self._method(action), action)
-        if action.awaited:
-            call = self._unless_cancelled(call, action.awaited)
-        registers, outputs = self._registers, action.outputs
-        origin = f"{self._actor.process.label}.{action.method}"
-
-        def step_one() -> None:
-            try:
-                registers[output] = call()
-            except _ENDS:
-                raise
-            except _FAILS as error:
-                registers[output] = Failure.capture(error, origin, self._execution)
-
-        def step_many() -> None:
-            try:
-                result = call()
-                if type(result) is Failure:
-                    values = (result,) * len(outputs)
-                else:
-                    values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-                    if not isinstance(result, (tuple, list)) or len(values) != len(outputs):
-                        got = f"{len(values)} values" if isinstance(result, (tuple, list)) else f"one {type(result).__name__}"
-                        raise ValueError(f"{origin} is declared to return {len(outputs)} values and returned {got}")
-            except _ENDS:
-                raise
-            except _FAILS as error:
-                values = (Failure.capture(error, origin, self._execution),) * len(outputs)
-            for register, value in zip(outputs, values, strict=True):
-                registers[register] = value
-
-        if len(outputs) == 1:
-            output = outputs[0]
-            return step_one
-        return step_many
-
-    def _method(self, action: Compute) -> Callable[..., Any]:
-        method = getattr(self._instance, action.method)
-        if inspect.iscoroutinefunction(method):
-            method = CoroutineMethod(method, self._arena, f"{self._actor.process.label}.{action.method}")
-        return self._faults.around(method, action.method, self._now)
-
-    def _call(self, method: Callable[..., Any], action: Compute) -> Callable[[], Any]:
-        """Calls the method on registers and constants, or returns the first failure among them."""
-        registers, constants = self._registers, self._constants
-        if len(action.args) == 1 and not action.kwargs and isinstance(action.args[0], Register):
-            only = action.args[0].index
-
-            def call_one() -> Any:
-                value = registers[only]
-                return value if type(value) is Failure else method(value)
-
-            return call_one
-
-        sources = [*action.args, *(argument for _, argument in action.kwargs)]
-        places = [argument.index for argument in sources if isinstance(argument, Register)]
-        # Constants stand in the list already; the registers' values are put between them for each call.
-        filled = [None if isinstance(argument, Register) else constants[argument.index] for argument in sources]
-        slots = [(slot, argument.index) for slot, argument in enumerate(sources) if isinstance(argument, Register)]
-        positional, names = len(action.args), [name for name, _ in action.kwargs]
-
-        def call() -> Any:
-            for place in places:
-                if type(registers[place]) is Failure:
-                    return registers[place]
-            given = filled.copy()
-            for slot, place in slots:
-                given[slot] = registers[place]
-            return method(*given[:positional], **dict(zip(names, given[positional:], strict=True)))
-
-        return call
-
-    def _unless_cancelled(self, call: Callable[[], Any], awaited: tuple[int, ...]) -> Callable[[], Any]:
-        """A failure of what the call only waits for is no reason not to run, but for a cancellation: that is of all calls."""
-        registers = self._registers
-
-        def call_after() -> Any:
-            for place in awaited:
-                value = registers[place]
-                if type(value) is Failure and value.is_cancellation:
-                    return value
-            return call()
-
-        return call_after
+        return self._calls.step(action)
 
     def _exchange(self, action: Collective) -> Step:
         from raycomm.runtime.collectives import Exchange  # imports numpy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from raycomm import _core
@@ -16,7 +17,7 @@ from raycomm.observe.condition import KERNEL_TELLS_ENDINGS, ending
 from raycomm.options import Options
 from raycomm.plan import Plan
 from raycomm.runtime import ray_errors
-from raycomm.runtime.blueprint import DRIVER
+from raycomm.runtime.blueprint import DRIVER, report_channel
 from raycomm.runtime.connection import RayConnection
 from raycomm.runtime.memory_error import shared_memory_error
 
@@ -48,6 +49,7 @@ class Reports:
         self._options = options
         self._arena = arena
         self._asked: set[int] = set()  # dead processes whose end was asked for
+        self._words: dict[int, str] = {}
         self._board = board
         self._actor_ids = actor_ids
         self._connection = connection
@@ -186,11 +188,20 @@ class Reports:
         return f"actor {label} (pid {self._board.pid(process)}) {self._end_of(reason, process)}"
 
     def _end_of(self, reason: int, process: int) -> str:
-        how = "left its loop (a method ended it)"
+        how = f"left its loop ({self._last_words(process) or 'a method ended it'})"
         if reason == _core.CLOSED_PEER_DIED:
             how = f"died{ending(self._wait_status(process))}"
         node, at = self._board.last_call(process)
         return f"{how} in {node}, execution {at}" if node is not None else how
+
+    def _last_words(self, process: int) -> str:
+        """Why the loop of an actor has failed, if it said so."""
+        if process not in self._words:
+            self._words[process] = ""
+            with suppress(RaycommError, _core.TimedOut, _core.Closed):
+                report = self._arena.reader(process, report_channel(self._plan, process), 0, drain=True)
+                self._words[process] = str(report.read(0.0))
+        return self._words[process]
 
     def _wait_status(self, process: int) -> int | None:
         """How a dead process ended. Its parent learns of the death when we do: the first time it gets a moment to take it in."""

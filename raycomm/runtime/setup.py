@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import AsyncioActorExit
 
 from raycomm import __version__, _core
-from raycomm.channel import Address, ShmArena, ShmReader
+from raycomm.channel import Address, ShmArena, ShmReader, ShmWriter
 from raycomm.errors import CommunicatorError, SerializationError
 from raycomm.options import LoopThread
 from raycomm.plan import Compute
@@ -34,6 +34,7 @@ from raycomm.testing.faults import Point
 logger = logging.getLogger("raycomm")
 
 _LOOK_EVERY_S = 0.2
+_WHY_LENGTH = 1000  # of a message that fits its ring slot
 
 
 def prepare(instance: Any, blueprint: Blueprint) -> Prepared:
@@ -126,6 +127,7 @@ class Member:
         self._blueprint = blueprint
         self._arena = arena
         self._faults = faults
+        self._report: ShmWriter | None = None
         self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting)
         actors_thread = blueprint.options.loop_thread is LoopThread.ACTOR
         self._claim = Claim(blueprint.plan.name, blueprint.driver.nonce) if actors_thread else None
@@ -157,8 +159,9 @@ class Member:
             leave: Any = ray.actor.exit_actor
             with contextlib.suppress(AsyncioActorExit):
                 leave()
-        except BaseException:
+        except BaseException as error:
             logger.exception("graph %r: the loop of %s failed; the graph is closed", plan.name, label)
+            self._say_why(error)
             arena.close(_core.CLOSED_FAILED, process)
         finally:
             # After the arena is closed: who waits for a link that breaks sees by then that the graph has ended.
@@ -178,7 +181,7 @@ class Member:
         control = arena.reader(DRIVER, address_channel(plan), process - 1, drain=False)
         addresses = {row[0]: Address(*row) for row in self._announced(control)}
         arena.join(DRIVER)
-        report = arena.writer([report_channel(plan, process)])
+        report = self._report = arena.writer([report_channel(plan, process)])
         try:
             for peer in sorted(peers_of(plan, process)):
                 arena.attach(addresses[peer])
@@ -196,8 +199,14 @@ class Member:
         with loop:  # from here on: the graph may be closed before it runs
             self._faults.reach(Point.SETUP_READY)
             report.write(READY)
-            with lending(arena, plan):
+            with lending(arena, plan), self._links.watched(self._look):
                 loop.run()
+
+    def _say_why(self, error: BaseException) -> None:
+        """Tell the driver why the loop has failed, if it can be told."""
+        if self._report is not None:
+            with contextlib.suppress(Exception):
+                self._report.write(f"{type(error).__name__}: {error}"[:_WHY_LENGTH], 0.0)
 
     def _look(self) -> None:
         """Raise `Closed` if the graph has ended, or its driver is gone."""
@@ -222,6 +231,7 @@ class Member:
         try:
             self._faults.reach(Point.LEAVING)
         finally:
+            self._report = None
             # The claim first: whoever sees that the loop has left may compile the next graph at once.
             if self._claim is not None:
                 self._claim.release()

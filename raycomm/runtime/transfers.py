@@ -1,30 +1,50 @@
 """Sends and receives in an actor's loop, over its links.
 
-A register that a receive fills holds the value while it still arrives; whoever uses it lets it settle first, see `settles`.
+A register that a receive fills holds the value while it still arrives; whoever uses it lets it settle first. Where the actor's
+code runs on the host, the host waits for that. Where it runs on a stream of the device, the stream waits, and the host goes on;
+then three things are seen to:
+
+- the next call waits, on the stream, for sends that read memory which it may write to;
+- before anything leaves on an ordinary channel the host waits for all that the calls before it were given. A link that breaks
+  ends its transfers as if they were good, and what was computed from them must go nowhere;
+- for the same reason the host looks, before it says on a link that a value comes, at what has ended by then. What ends later is
+  the business of `Links`: what is still to be sent is ended first.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from raycomm import _core
 from raycomm.channel import ShmArena, Writer
 from raycomm.channel.device import Arriving, DeviceReader, DeviceWriter
 from raycomm.codec import Failure
-from raycomm.device import Event
+from raycomm.device import Communicator, Device, Event, Stream
 from raycomm.errors import CommunicatorError, TransferTimeoutError
 from raycomm.options import Options
-from raycomm.plan import Action, ActorPlan, Compute, Plan, Release
+from raycomm.plan import Action, ActorPlan, Collective, Compute, Plan, Release, Write
 from raycomm.plan.registers import filled_and_used, given
-from raycomm.plan.transfer import Recv, Send
+from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send
+from raycomm.runtime.hinted_devices import HintedDevices
 from raycomm.runtime.links import Links
 
 Step: TypeAlias = Callable[[], None]
 
 _LOOK_EVERY_S = 0.2
 _TOLD_S = 1.0  # how long it may take until the graph is known to have ended, of which a broken link is the first sign
+
+
+class _Unseen(NamedTuple):
+    """A receive that a stream waits for, and not yet the host."""
+
+    event: Event
+    channel: int
+    writer: int
+    execution: int
+    since: float
 
 
 class Transfers:
@@ -63,18 +83,25 @@ class Transfers:
         self._send_failure = send_failure
         self._unsent = unsent
         self._now = now
+        self._actions = actor.actions
+        self._moves = HintedDevices(plan, options, registers, actor.process.label, now)
         self._arriving = arriving(actor.actions)
+        self._lent: list[tuple[Device, list[Event]]] = []  # sends that read what the next call may write to
+        self._unseen: deque[_Unseen] = deque()
+        links.late = self._late
 
     def send(self, action: Send) -> Step:
         """Writes the record and launches the sends, or writes a failure."""
         registers, register, guarded = self._registers, action.register, self._guarded
-        writer = self._writer(action)
+        writer, device = self._writer(action), self._links.end(action.link)[0].device
 
         def step() -> None:
             value = registers[register]
             if type(value) is not Failure:
                 try:
                     guarded(writer.write, value)
+                    if writer.lent and not action.beside:
+                        self._lent.append((device, writer.lent))
                     return
                 except (_core.Closed, _core.Misuse):
                     raise
@@ -91,38 +118,93 @@ class Transfers:
         registers, register, guarded = self._registers, action.register, self._guarded
         link, peer = self._links.end(action.link)
         channel = self._plan.channels[action.channel]
-        record = self._arena.reader(channel.writer, channel.id, channel.readers.index(self._process.index), drain=False)
-        stream = link.device.stream(f"stream {action.stream}")
-        read = DeviceReader(record, link, peer, stream, name=channel.value).read
+        place, first = channel.readers.index(self._process.index), action is self._actions[0]
+        record = self._arena.reader(channel.writer, channel.id, place, drain=False, first=first)
+        read = DeviceReader(record, link, peer, _stream(link, action), name=channel.value).read
 
         def step() -> None:
             registers[register] = guarded(read)
 
         return step
 
-    def settles(self, place: int) -> list[Step]:
-        """Before the action at `place`: waits for what still arrives in the registers that it uses."""
-        return [self._settle(*pair) for pair in self._arriving[place]]
+    def before(self, place: int) -> list[Step]:
+        """What comes before the action at `place`: waits for what still arrives in the registers that it uses."""
+        action = self._actions[place]
+        steps: list[Step] = []
+        for recv in self._arriving[place]:
+            steps += [self._settle(recv), *self._moves.after(recv)]
+        if self._links.on_streams:
+            if isinstance(action, Compute):
+                steps.append(self._take_back)
+            elif isinstance(action, (Write, Collective)):
+                steps.append(self._see_all)
+            elif isinstance(action, Send):
+                steps.append(self._see_ended)
+        return steps
 
-    def _settle(self, register: int, number: int) -> Step:
-        registers, wait = self._registers, self._wait
-        channel = self._plan.channels[number]
+    def _settle(self, recv: Recv) -> Step:
+        registers, register = self._registers, recv.register
+        channel, number = self._plan.channels[recv.channel], recv.channel
         origin = f"{self._process.label} receiving {channel.value}"
+        device = self._links.end(recv.link)[0].device
 
         def step() -> None:
             value = registers[register]
             if type(value) is not Arriving:
                 return
-            for event in value.events:
-                if not event.complete:
-                    self._arena.core.await_transfer(number, channel.writer)
-                    wait(event)
+            stream = device.current_stream()
+            if stream is None:
+                for event in value.events:
+                    self._await(event, number, channel.writer)
+            else:
+                value.join(stream)
+                now = time.monotonic()
+                self._unseen += [_Unseen(event, number, channel.writer, self._now(), now) for event in value.events]
             try:
                 registers[register] = value.value()
             except Exception as error:  # of what is not a tensor, and cannot be decoded
                 registers[register] = Failure.capture(error, origin, self._now())
 
         return step
+
+    def _take_back(self) -> None:
+        """Have what the coming call launches wait for the sends of what it may write to."""
+        for device, events in self._lent:
+            stream = device.current_stream()
+            assert stream is not None
+            for event in events:
+                stream.wait(event)
+        self._lent.clear()
+
+    def _see_all(self) -> None:
+        """Wait, on the host, for all that calls were given."""
+        while self._unseen:
+            entry = self._unseen[0]
+            self._await(entry.event, entry.channel, entry.writer)
+            self._unseen.popleft()
+
+    def _see_ended(self) -> None:
+        """Of what calls were given, look at what has ended. Does not block."""
+        for _ in range(len(self._unseen)):
+            entry = self._unseen.popleft()
+            if entry.event.complete:
+                self._guarded(entry.event.synchronize, 0.0)
+            else:
+                self._unseen.append(entry)
+
+    def _late(self) -> tuple[float, str] | None:
+        """Of what calls were given and has not arrived, the oldest: for how many seconds, and what. Any thread may ask."""
+        entries = [entry for entry in self._unseen.copy() if not entry.event.complete]
+        if not entries:
+            return None
+        first, channel = entries[0], self._plan.channels[entries[0].channel]
+        text = f"{self._process.label} was given {channel.value} of execution {first.execution}, which has not arrived from "
+        return time.monotonic() - first.since, text + self._plan.processes[first.writer].label
+
+    def _await(self, event: Event, channel: int, writer: int) -> None:
+        if not event.complete:
+            self._arena.core.await_transfer(channel, writer)
+        self._wait(event)
 
     def _writer(self, action: Send) -> DeviceWriter:
         channel = self._plan.channels[action.channel]
@@ -132,7 +214,7 @@ class Transfers:
             self._arena.writer((channel.id,)),
             link,
             peer,
-            link.device.stream(f"stream {action.stream}"),
+            _stream(link, action),
             name=channel.value,
             keeps=channel.sender_keeps,
             static_shape=hint is not None and hint.static_shape,
@@ -171,23 +253,29 @@ class Transfers:
             raise _core.Closed(*self._arena.closed)
 
 
+def _stream(link: Communicator, action: Send | Recv) -> Stream:
+    """The stream of an action: its own, or the one that the loop's code runs on."""
+    computing = link.device.current_stream() if action.stream == COMPUTE_STREAM else None
+    return computing or link.device.stream(f"stream {action.stream}")
+
+
 def _breaks(error: Exception) -> bool:
     """Whether a link is of no use after this error; those about a value were raised before anything was launched."""
     return isinstance(error, CommunicatorError) and not isinstance(error, ValueError)
 
 
-def arriving(actions: tuple[Action, ...]) -> list[tuple[tuple[int, int], ...]]:
-    """For each action, the registers that it uses and that a receive filled, with no use in between; with the channel of each."""
-    pending: dict[int, int] = {}
-    rows: list[tuple[tuple[int, int], ...]] = []
+def arriving(actions: tuple[Action, ...]) -> list[tuple[Recv, ...]]:
+    """For each action, the receives into registers that it uses, with no use in between."""
+    pending: dict[int, Recv] = {}
+    rows: list[tuple[Recv, ...]] = []
     for action in actions:
         filled, used = filled_and_used(action)
         if isinstance(action, Compute):
             used = given(action)
         looked_at = () if isinstance(action, Release) else used
-        rows.append(tuple((register, pending[register]) for register in dict.fromkeys(looked_at) if register in pending))
+        rows.append(tuple(pending[register] for register in dict.fromkeys(looked_at) if register in pending))
         for register in (*filled, *used):
             pending.pop(register, None)
         if isinstance(action, Recv):
-            pending[action.register] = action.channel
+            pending[action.register] = action
     return rows

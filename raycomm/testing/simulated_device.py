@@ -141,6 +141,9 @@ class Device:
             self._streams[name] = Stream(self, name, self._queues[place % len(self._queues)])
         return self._streams[name]
 
+    def current_stream(self) -> None:
+        """None: what runs on the device is launched on streams by name."""
+
     def allocate(self, shape: tuple[int, ...], dtype: Any, stream: Stream, name: str = "tensor") -> Tensor:
         """Memory for use on `stream`, and on others that wait for it; first what was freed there. Poisoned until written."""
         pool = self._pools.get((stream, shape, dtype))

@@ -12,23 +12,24 @@ import torch
 from tests.ray.workers import Gate, WorkerBody
 
 
-@ray.remote(num_cpus=0)
-class Tensors(WorkerBody):
+class TensorsBody(WorkerBody):
     """Makes tensors, and says what it was given."""
 
+    device = "cpu"
+
     def make(self, number: int) -> Any:
-        return torch.full((1000,), number, dtype=torch.int64)
+        return torch.full((1000,), number, dtype=torch.int64, device=self.device)
 
     def make_of(self, size: int) -> Any:
-        return torch.full((size,), float(size))
+        return torch.full((size,), float(size), device=self.device)
 
     def nested(self, number: int) -> Any:
-        weights = torch.full((300,), number)
-        return {"x": weights, "again": [weights, (torch.zeros(0, 3), "text")], "number": number, "none": None}
+        weights = torch.full((300,), number, device=self.device)
+        return {"x": weights, "again": [weights, (torch.zeros(0, 3, device=self.device), "text")], "number": number, "none": None}
 
     def buffer(self, number: int) -> Any:
         if not hasattr(self, "_buffer"):
-            self._buffer = torch.empty(100_000, dtype=torch.int64)
+            self._buffer = torch.empty(100_000, dtype=torch.int64, device=self.device)
         return self._buffer.fill_(number)
 
     def sum(self, *values: Any) -> int:
@@ -65,15 +66,23 @@ class Tensors(WorkerBody):
 
     def beside(self, number: int) -> Any:
         """A tensor, and what goes with its record: an array, a class of the user's, and tensors that stay as they are."""
-        weights = torch.nn.Parameter(torch.full((4,), float(number)))
-        named = torch.zeros(2)
+        weights = torch.nn.Parameter(torch.full((4,), float(number), device=self.device))
+        named = torch.zeros(2)  # in host memory, whatever the others
         named.label = "kept"  # type: ignore[attr-defined]
-        return {"w": weights, "array": np.full(5_000, number), "grad": torch.ones(3, requires_grad=True), "named": named}
+        return {
+            "w": weights,
+            "array": np.full(5_000, number),
+            "grad": torch.ones(3, requires_grad=True, device=self.device),
+            "named": named,
+        }
 
     def change(self, value: Any) -> Any:
         value["array"] += 1
         kinds = [type(value[name]).__name__ for name in ("w", "grad", "named")]
         return int(value["array"][0]), kinds, value["w"].requires_grad, value["grad"].requires_grad, value["named"].label
+
+
+Tensors = ray.remote(num_cpus=0)(TensorsBody)
 
 
 @ray.remote(num_cpus=0)

@@ -56,6 +56,17 @@ class PretendStream:
         return self.record_event().query()
 
 
+class PretendHost(PretendStream):
+    """The stream that code of a thread runs on, as with CUDA_LAUNCH_BLOCKING: what is launched has run when the call returns."""
+
+    def launch(self, what: str, work: Callable[[], object]) -> CpuEvent:
+        with suppress(Exception):
+            work()
+        event = CpuEvent(what)
+        event.finish(None)
+        return event
+
+
 class PretendGpu(CudaDevice):
     """CPU memory of this process as the memory of a GPU."""
 
@@ -66,6 +77,7 @@ class PretendGpu(CudaDevice):
         self._streams = {}
         self._handles = itertools.count(1000)
         self.by_handle: dict[int, PretendStream] = {}
+        self._host = CudaStream(self, "of computations", PretendHost(self._cpu.stream("of computations"), 1))
 
     def stream(self, name: str) -> CudaStream:
         if name not in self._streams:
@@ -73,6 +85,9 @@ class PretendGpu(CudaDevice):
             self.by_handle[handle] = PretendStream(self._cpu.stream(name), handle)
             self._streams[name] = CudaStream(self, name, self.by_handle[handle])
         return self._streams[name]
+
+    def current_stream(self) -> CudaStream:
+        return self._host
 
     def allocate(self, shape: Any, dtype: torch.dtype, stream: Any) -> torch.Tensor:
         made = torch.empty(shape, dtype=dtype)

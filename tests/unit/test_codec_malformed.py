@@ -158,7 +158,7 @@ TENSOR_HEADS = {
     "zero stride": head(2, 1, 0, 1, 0, 4, 0),
     "overlap": head(2, 1, 0, 2, 0, 2, 2, 1, 1),
     "huge stride": head(2, 1, 0, 2, 0, 2, 2, 2**62, 1),
-    "device": head(2, 0, 1, 1, 0, 4),
+    "device": head(2, 0, 2, 1, 0, 4),
     "unknown flag": head(2, 8, 0, 1, 0, 4),
     "unknown dtype": head(42, 0, 0, 1, 0, 4),
     "dtype zero": head(0, 0, 0, 1, 0, 4),
@@ -289,3 +289,7 @@ def test_versions_that_met_are_named() -> None:
         decode(b"")
     with pytest.raises(SerializationError):
         decode("text")  # type: ignore[arg-type]
+
+
+def test_an_array_does_not_come_from_a_gpu() -> None:
+    assert not survives(b"\x01" + ext(10, head(2, 0, 1, 1, 0, 4)), [bytearray(16)])

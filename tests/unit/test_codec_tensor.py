@@ -13,7 +13,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from raycomm.codec import decode, encode
+from raycomm import _core
+from raycomm.codec import decode, encode, message
+from raycomm.codec import tensor as codec_tensor
 from raycomm.codec.message import DTYPE_NAMES
 from raycomm.errors import SerializationError
 from tests.unit.strategies import TORCH_DTYPES, bits_of, equal, tensors, torch_of
@@ -31,6 +33,17 @@ def ext_code(payload: bytes) -> int:
 def raw_of(dtype: torch.dtype, count: int) -> bytes:
     raw = bytes((37 * index + 11) % 256 for index in range(count * dtype.itemsize))
     return bytes(byte & 1 for byte in raw) if dtype is torch.bool else raw
+
+
+TENSORS_OF_A_GPU = [
+    torch.arange(12, dtype=torch.bfloat16).reshape(3, 4),
+    torch.arange(12.0).reshape(3, 4).t(),
+    torch.arange(12.0).reshape(3, 4)[:, ::2],
+    torch.tensor(3, dtype=torch.uint8),
+    torch.zeros(0, 3),
+    torch.complex(torch.ones(3), torch.arange(3.0)).conj(),
+    torch.ones(2, 2, requires_grad=True),
+]
 
 
 @settings(max_examples=300, deadline=None)
@@ -262,10 +275,61 @@ class OnGpu(torch.Tensor):
 
 
 @pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: [Holder(value)]])
-def test_gpu_tensors_are_refused_by_name(wrap: Any) -> None:
-    with pytest.raises(SerializationError, match=r"GPU tensors are not supported .*call \.cpu\(\)") as caught:
+def test_gpu_tensors_that_are_not_plain_are_refused_by_name(wrap: Any) -> None:
+    with pytest.raises(
+        SerializationError, match=r"on a GPU only plain dense tensors .* this one is OnGpu; send value\.cpu"
+    ) as caught:
         encode(wrap(torch.ones(2).as_subclass(OnGpu)))
     assert caught.value.path in ("value[0]", "value[0].tensor")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is none, host memory counts as that of a GPU."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(codec_tensor, "_GPU", "cpu")
+        monkeypatch.setattr(codec_tensor, "_has_gpu", lambda: True)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("tensor", TENSORS_OF_A_GPU, ids=str)
+def test_gpu_tensors_go_through_host_memory(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = tensor.to(codec_tensor._GPU)
+    sent.requires_grad_(tensor.requires_grad)
+    head, raw = codec_tensor.encode(sent, 0)
+    assert head[2] == message.DEVICE_CUDA
+    came = codec_tensor.decode(memoryview(head), raw, 0)
+    assert (came.device.type, came.dtype, came.shape, came.requires_grad) == (
+        codec_tensor._GPU,
+        tensor.dtype,
+        tensor.shape,
+        tensor.requires_grad,
+    )
+    assert torch.equal(came.cpu().resolve_conj(), tensor.resolve_conj())
+    with monkeypatch.context() as without:
+        without.setattr(codec_tensor, "_has_gpu", lambda: False)
+        assert codec_tensor.decode(memoryview(head), raw, 0).device.type == "cpu"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_whole_messages_with_gpu_tensors() -> None:
+    """The native codec leaves them to the other one: written here by a tensor's wish for its gradient, which it does not know."""
+    tensor = torch.arange(6.0).requires_grad_().to(codec_tensor._GPU)
+    payload, buffers = encode({"t": tensor, "again": tensor, "n": 3})
+    with pytest.raises(RuntimeError, match="bad_cast"):
+        _core.decode(bytes(payload), [bytearray(buffer) for buffer in buffers])
+    came = decode(bytes(payload), [bytearray(buffer) for buffer in buffers])
+    assert came["t"] is came["again"]
+    assert torch.equal(came["t"].cpu(), tensor.detach().cpu())
+    assert came["n"] == 3
+
+
+@pytest.mark.parametrize("device", [2, 255])
+def test_unknown_devices_are_refused(device: int) -> None:
+    head, raw = codec_tensor.encode(torch.ones(2), 0)
+    head = head[:2] + bytes((device,)) + head[3:]
+    with pytest.raises(SerializationError, match=f"device kind {device}"):
+        codec_tensor.decode(memoryview(head), raw, 0)
 
 
 class Holder:
