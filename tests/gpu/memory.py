@@ -13,6 +13,7 @@ from tests.gpu.ranks import PATIENCE_S, Meeting
 from tests.gpu.setting import Figures, Setting, StepFailed
 
 _POISON = -7.0
+_LARGE = 17 << 20  # floats: the channel copies up to 64 MiB
 _AT_ONCE = 8  # transfers under way while memory is freed, read or overwritten
 
 
@@ -99,26 +100,33 @@ def early_read(setting: Setting) -> Figures:
 
 def overwrite(setting: Setting) -> Figures:
     """A method returns the same buffer in every execution, and overwrites it in the next one, which runs before the receiver
-    has taken the last. Through the channel between devices, with its control records in shared memory."""
-    rounds, count = (3, 10_000) if setting.stand_in else (20, 1 << 20)
+    has taken the last. Through the channel between devices, with its control records in shared memory.
+
+    What is sent is a copy, or, if it is large, the buffer itself, and then the next execution waits for the send on the device.
+    """
+    # Floats, and rounds. No large one with the stand-in: its computations would wait on the host.
+    plans = [(10_000, 3)] if setting.stand_in else [(1 << 20, 20), (_LARGE, 3)]
 
     def writer(place: Any) -> None:
         link, out, compute, meeting = _place(place)
         records, _ = channels(place, meeting)
-        _warm_allocator(place.device, (count,), compute)
-        with ranks.on(compute):
-            buffer = torch.empty((count,), dtype=torch.float32, device=place.device.torch)
-        write = DeviceWriter(records, link, 1, out, name="the buffer", compute=compute).write
-        for number in range(rounds):
-            for each in range(_AT_ONCE):
-                with ranks.on(compute):
-                    buffer.fill_(float(number * _AT_ONCE + each))
-                    write(buffer, PATIENCE_S)
+        channel = DeviceWriter(records, link, 1, out, name="the buffer")
+        for count, rounds in plans:
+            _warm_allocator(place.device, (count,), compute)
             with ranks.on(compute):
-                buffer.fill_(_POISON)
-            compute.synchronize(PATIENCE_S)
-            meeting.wait()
-            meeting.wait()
+                buffer = torch.empty((count,), dtype=torch.float32, device=place.device.torch)
+            for number in range(rounds):
+                for value in [*_values(number), _POISON]:
+                    with ranks.on(compute):
+                        buffer.fill_(value)
+                        if value != _POISON:
+                            channel.write(buffer, PATIENCE_S)
+                    for sent in channel.lent:  # as the loop does before a call
+                        compute.wait(sent)
+                if not channel.lent:
+                    compute.synchronize(PATIENCE_S)
+                meeting.wait()
+                meeting.wait()
         out.synchronize(PATIENCE_S)
 
     def reader(place: Any) -> list[int]:
@@ -126,21 +134,26 @@ def overwrite(setting: Setting) -> Figures:
         _, records = channels(place, meeting)
         read = DeviceReader(records, link, 0, into, name="the buffer").read
         wrong = []
-        for number in range(rounds):
-            meeting.wait()
-            for each in range(_AT_ONCE):
-                arriving = read(PATIENCE_S)
-                assert isinstance(arriving, Arriving)
-                for event in arriving.events:
-                    compute.wait(event)
-                value = place.device.to_host(arriving.value(), compute, PATIENCE_S)
-                if not bool((value == float(number * _AT_ONCE + each)).all()):
-                    wrong.append(number * _AT_ONCE + each)
-            meeting.wait()
+        for _, rounds in plans:
+            for number in range(rounds):
+                meeting.wait()
+                for want in _values(number):
+                    arriving = read(PATIENCE_S)
+                    assert isinstance(arriving, Arriving)
+                    arriving.join(compute)
+                    if not bool((place.device.to_host(arriving.value(), compute, PATIENCE_S) == want).all()):
+                        wrong.append(int(want))
+                meeting.wait()
         return wrong
 
     _, wrong = ranks.pair(setting, writer, reader, setting.limit_s - 5.0)
-    return _verdict(setting, wrong, rounds * _AT_ONCE, "values of one buffer that the next execution overwrites")
+    total = sum(rounds for _, rounds in plans) * _AT_ONCE
+    return _verdict(setting, wrong, total, "values of one buffer that the next execution overwrites")
+
+
+def _values(number: int) -> list[float]:
+    """Those of a round."""
+    return [float(number * _AT_ONCE + each) for each in range(_AT_ONCE)]
 
 
 def _place(place: Any) -> tuple[Any, Any, Any, Meeting]:
