@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dags.exchange_ranks import WEIGHT, Start, tensor_of
 from raycomm import _core
-from raycomm.channel import Address, Deadline, ShmArena
+from raycomm.channel import Address, Deadline, ShmArena, ShmReader
 from raycomm.observe.board import Board
 from raycomm.observe.condition import ending
 from raycomm.options import Options
@@ -54,6 +54,7 @@ class Ranks:
         self._plan = plan
         self._ranks = [process.index for process in plan.processes[1:]]
         self._started: dict[int, subprocess.Popen[bytes]] = {}
+        self._reports: dict[int, ShmReader] = {}  # which end with why a loop has failed
         options = Options(name=plan.name)
         size = len(plan.processes)
         self._arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=size, processes=size)
@@ -159,7 +160,9 @@ class Ranks:
 
     def _await_ready(self, board: Board, deadline: Deadline) -> None:
         arena, plan = self._arena, self._plan
-        waiting = {process: arena.reader(process, report_channel(plan, process), 0, drain=True) for process in self._ranks}
+        for process in self._ranks:
+            self._reports[process] = arena.reader(process, report_channel(plan, process), 0, drain=True)
+        waiting = dict(self._reports)
         while waiting:
             for process, report in list(waiting.items()):
                 try:
@@ -188,8 +191,12 @@ class Ranks:
 
     def _ended(self, when: str) -> ExchangeFailed:
         reason, process = self._arena.closed
-        how = f"died{self._how(process)}" if reason == _core.CLOSED_PEER_DIED else "left its loop; see what it logged"
-        return ExchangeFailed(f"{self._label(process)} {how} {when}")
+        if reason == _core.CLOSED_PEER_DIED:
+            return ExchangeFailed(f"{self._label(process)} died{self._how(process)} {when}")
+        why = "see what it logged"
+        with suppress(_core.TimedOut, _core.Closed):
+            why = self._reports[process].read(_LOOK_EVERY_S)
+        return ExchangeFailed(f"{self._label(process)} left its loop {when}: {why}")
 
     def _how(self, process: int) -> str:
         """How a process that is dead ended."""

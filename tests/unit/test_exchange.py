@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,14 @@ def test_processes_that_hang_on_a_shared_stream_are_reported_and_end() -> None:
     assert time.monotonic() - begin < 60.0
 
 
-def test_a_rank_that_is_killed_is_named_and_the_other_one_ends() -> None:
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (signal.SIGKILL, r"died by signal 9 in execution \d+\n"),
+        (signal.SIGINT, r"left its loop in execution \d+: KeyboardInterrupt"),
+    ],
+)
+def test_a_rank_that_is_killed_or_leaves_is_named_and_the_other_one_ends(sent: signal.Signals, said: str) -> None:
     command = [sys.executable, "-m", "dags.exchange", "--device", "gloo", "--executions", "100000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
@@ -89,10 +97,10 @@ def test_a_rank_that_is_killed_is_named_and_the_other_one_ends() -> None:
             next(line for line in program.stdout if line.startswith("execution 1:"))
             ranks = psutil.Process(program.pid).children()
             assert len(ranks) == 2
-            ranks[0].kill()
+            ranks[0].send_signal(sent)
             program.stdout.read()
             assert program.wait(60) == exchange.FAILED
-            assert re.search(r"failed: rank[01] died by signal 9 in execution \d+\n", program.stderr.read())
+            assert re.search(rf"failed: rank[01] {said}", program.stderr.read())
         finally:
             program.kill()
     _, alive = psutil.wait_procs(ranks, timeout=10)
