@@ -31,13 +31,16 @@ def run_tests(arguments: list[str], setting: Setting) -> Figures:
     Raises:
         StepFailed: names the tests that failed, or the one that was under way when the limit came.
     """
-    command = [sys.executable, "-m", "pytest", "-c", "tests/gpu/pytest.ini", "--rootdir", str(ROOT), *arguments]
+    settings = ["-c", "tests/gpu/pytest.ini", "--rootdir", str(ROOT), "--confcutdir", str(ROOT)]
+    command = [sys.executable, "-m", "pytest", *settings, *arguments]
+    # For Ray's workers, too, which find raycomm and the tests by this.
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryFile("w+") as output:
         # In the step's group, so that it goes with the step; and the same for what it starts.
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
