@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import raycomm
 from tests.gpu import ranks
 from tests.gpu.ranks import Part
 from tests.gpu.setting import Figures, Setting, StepFailed
@@ -55,7 +56,12 @@ def rank_per_device(setting: Setting) -> Figures:
 
 def _versions(place: Any) -> Figures:
     """In a process that touches CUDA, if there is one: what is loaded, and in which version."""
-    figures: Figures = {"python": platform.python_version(), "torch": torch.__version__, "cuda of torch": torch.version.cuda}
+    figures: Figures = {
+        "raycomm": raycomm.__file__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda of torch": torch.version.cuda,
+    }
     if "cuda" not in place.device.name:
         return {**figures, "nccl of torch": None, "nccl of cupy": None, "cuda of cupy": None, "libnccl": []}
     import cupy
