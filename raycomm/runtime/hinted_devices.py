@@ -82,7 +82,11 @@ class HintedDevices:
 
     def _move(self, channel: int, wanted: TensorDevice, to: str, those_on: str) -> Move | None:
         hint = self._plan.channels[channel].tensors
-        return move(to, those_on) if hint is not None and hint.device is wanted and has_gpu(self._options) else None
+        if hint is None or hint.device is not wanted or self._options.device is DeviceKind.SIMULATED:
+            return None  # what is simulated stands for a GPU, in host memory
+        from raycomm.channel import moving  # torch comes with it
+
+        return moving.move(to, those_on) if moving.has_gpu() else None
 
     def _step(self, move: Move, channel: int, source: int, target: int) -> Step:
         registers, now = self._registers, self._now
@@ -98,34 +102,3 @@ class HintedDevices:
             registers[target] = value
 
         return step
-
-
-def has_gpu(options: Options) -> bool:
-    """Whether hints about a GPU mean one of this process."""
-    if options.device is DeviceKind.SIMULATED:  # stands for one, in host memory
-        return False
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def move(to: str, those_on: str) -> Move:
-    """Copies the tensors of a value that lie on one kind of device to another. A value without any stays itself."""
-    import torch
-
-    from raycomm.channel.tensors import put_together, take_apart
-
-    def is_meant(value: object) -> bool:
-        return isinstance(value, torch.Tensor) and value.device.type == those_on
-
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        there = tensor.detach().to(to)
-        if isinstance(tensor, torch.nn.Parameter):
-            return torch.nn.Parameter(there, requires_grad=tensor.requires_grad)
-        return there.requires_grad_(tensor.requires_grad)
-
-    def of(value: Any) -> Any:
-        structure, tensors, leaves = take_apart(value, is_meant)
-        return put_together(structure, [moved(tensor) for tensor in tensors], leaves) if tensors else value
-
-    return of

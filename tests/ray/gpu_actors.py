@@ -61,8 +61,7 @@ def start_on_gpu() -> Any:
 
 def pretend() -> None:
     """From now on this process has a GPU and NCCL, as far as raycomm can see."""
-    from raycomm.device import cuda, nccl
-    from raycomm.runtime import places
+    from raycomm.device import cuda, found, nccl
     from tests.unit.pretend_nccl import PretendGpu, PretendNccl
 
     real = nccl.NcclCommunicator
@@ -75,10 +74,10 @@ def pretend() -> None:
         _ends.append(real(store, name, rank, size, device=device, library=library, **others))
         return _ends[-1]
 
-    def look_around(_instance: object = None) -> places.Found:
+    def look_around(_instance: object = None) -> found.Found:
         pid = os.getpid()
-        return places.Found(cuda=12, device="cuda:0", hardware=f"GPU-{pid}", driver=True, cupy_cuda=12, nccl=23203, pid=pid)
+        return found.Found(cuda=12, device="cuda:0", hardware=f"GPU-{pid}", driver=True, cupy_cuda=12, nccl=23203, pid=pid)
 
     cuda.CudaDevice = device  # type: ignore[assignment,misc]
     nccl.NcclCommunicator = communicator  # type: ignore[assignment,misc]
-    places.look_around = look_around
+    found.look_around = look_around

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from raycomm import InputNode, bind
+from raycomm.channel import moving
+from raycomm.channel.moving import move
 from raycomm.codec import Failure
 from raycomm.graph import build
 from raycomm.options import Options
 from raycomm.plan import Place, Plan, Read, Write, lower, on_devices
 from raycomm.runtime import hinted_devices
-from raycomm.runtime.hinted_devices import HintedDevices, move
+from raycomm.runtime.hinted_devices import HintedDevices
 from tests.unit.stub_actors import actor
 
 
@@ -48,7 +50,7 @@ def test_what_moves_keeps_its_kind_and_its_place() -> None:
 
 
 def test_a_reader_that_wants_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hinted_devices, "has_gpu", lambda _: True)
+    monkeypatch.setattr(moving, "has_gpu", lambda: True)
     monkeypatch.setattr(hinted_devices, "_GPU", "meta")
     plan = plan_with("gpu")
     read = only(plan, 2, Read)
@@ -67,7 +69,7 @@ def test_a_reader_that_wants_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_readers_that_want_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They get copies; the value stays as it is for calls of the actor that made it, and nothing keeps the copy."""
-    monkeypatch.setattr(hinted_devices, "has_gpu", lambda _: True)
+    monkeypatch.setattr(moving, "has_gpu", lambda: True)
     monkeypatch.setattr(hinted_devices, "_GPU", "cpu")
     monkeypatch.setattr(hinted_devices, "_HOST", "meta")
     plan = plan_with("cpu")
@@ -83,7 +85,7 @@ def test_readers_that_want_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_copy_that_fails_fails_the_execution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hinted_devices, "has_gpu", lambda _: True)
+    monkeypatch.setattr(moving, "has_gpu", lambda: True)
     plan = plan_with("gpu")
     read = only(plan, 2, Read)
     registers: list[Any] = [None] * 4

@@ -30,7 +30,7 @@ ALLOWED = {
 }
 MAY_IMPORT_RAY = {"runtime", "ray_dag"}
 # torch has its rooms, which are entered when the first tensor comes; cupy is only ever found in sys.modules.
-CUPY_ROOMS = ("device/cuda.py", "device/nccl.py")
+CUPY_ROOMS = ("device/cuda.py", "device/found.py", "device/nccl.py")
 TORCH_ROOMS = (
     "codec/tensor.py",
     "runtime/torch_tensors.py",
@@ -38,6 +38,7 @@ TORCH_ROOMS = (
     "device/combining.py",
     "device/gloo.py",
     "channel/device.py",
+    "channel/moving.py",
     "runtime/links.py",
     *CUPY_ROOMS,
 )

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from raycomm.device.found import Found, look_around
 from raycomm.plan import Missing
 from raycomm.plan.transfer import Backend
-from raycomm.runtime.places import Found, look_around, place_of
+from raycomm.runtime.places import place_of
 
 WHOLE = Found(cuda=13, device="cuda:1", hardware="GPU-7", driver=True, cupy_cuda=13, nccl=23203, nccl_files=("/a",), pid=5)
 
