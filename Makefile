@@ -6,10 +6,12 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CORE := $(wildcard raycomm/_core/*)
+GPU_PYTHON ?= python3
+GPU_JSON ?= gpu.json
 SOAK ?= --executions 1000000
 CHAOS ?= --seconds 600
 
-.PHONY: bench bench-check test lint unit slow sanitize cross wheel soak chaos clean
+.PHONY: bench bench-check test test-gpu lint unit slow sanitize cross wheel soak chaos clean
 
 bench: $(VENV)/built
 	$(PY) -m microbench.accelerated_dag_gpu --json bench.json
@@ -19,6 +21,15 @@ bench-check: $(VENV)/built
 	$(PY) -m microbench.check bench.json
 
 test: lint unit
+
+# The one target that does without .venv: a machine with a GPU may have no package registry, so it takes what GPU_PYTHON has
+# (docs/gpu.md) and installs nothing in it. Tests and dags go beside the built package, so that it is found and not the sources.
+test-gpu:
+	rm -rf build/gpu
+	$(GPU_PYTHON) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --no-build-isolation \
+		--target build/gpu .
+	cp -r dags microbench tests build/gpu
+	cd build/gpu && $(GPU_PYTHON) -m tests.gpu --json $(abspath $(GPU_JSON))
 
 lint: $(VENV)/built
 	$(VENV)/bin/ruff check .

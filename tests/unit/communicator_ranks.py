@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dags.exchange_ranks import share_gpu
 from raycomm.device import Communicator
 from tests.unit.communicator_programs import BIG, PROGRAMS, Place, numbers
 
@@ -63,7 +64,7 @@ class CudaPlace(GlooPlace):
         super().__init__(rank, size, path)
         gpus = torch.cuda.device_count()
         if size > gpus:
-            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # from NCCL 2.30
+            share_gpu(rank)
         self.device = CudaDevice(rank % gpus)
 
     def link(self, name: str) -> Communicator:
