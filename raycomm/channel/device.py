@@ -39,9 +39,9 @@ from raycomm.device.checks import about, who
 from raycomm.errors import CommunicatorError, SerializationError, TensorMismatchError
 
 SAME: Final = 0
-_ANY: Final = 1 << 62
+ANY_SIZE: Final = 1 << 62
 # On a device. A copy takes a fraction of the time of the transfer, and lets computations go on beside that.
-_COPIED_UP_TO: Final = 64 << 20
+COPIED_UP_TO: Final = 64 << 20
 _PLAIN: Final = 0
 _REQUIRES_GRAD: Final = 1
 _PARAMETER: Final = 2
@@ -94,11 +94,15 @@ class DeviceWriter:
         self._promised: tuple[_Metadata, ...] | None = None
         self.lent: list[Event] = []
 
-    def write(self, value: Any, timeout: float = NO_LIMIT) -> None:
+    def write(self, value: Any, timeout: float = NO_LIMIT, after: Sequence[Event] = ()) -> None:
         """Write the record and launch the sends. Blocks while the reader is a whole ring of records behind.
 
         Unless the maker `keeps` the values, what is sent is a copy of them, made on the host, or by the stream that this thread's
         code runs on now. Large ones on a device with such a stream are not copied, to save memory: see `lent`.
+
+        Args:
+            timeout: seconds.
+            after: what the sends wait for, where the value is still arriving, into memory that nobody writes to again.
 
         Raises:
             raycomm._core.TimedOut: no room for the record within `timeout` seconds; nothing was published or launched.
@@ -116,8 +120,8 @@ class DeviceWriter:
                 given=type(value).__name__,
             )
         compute = self._link.device.current_stream() if tensors else None
-        copied_up_to = -1 if self._keeps else _ANY if compute is None else _COPIED_UP_TO
-        flat = [_flat(tensor, copied_up_to) for tensor in tensors]
+        copied_up_to = -1 if self._keeps or after else ANY_SIZE if compute is None else COPIED_UP_TO
+        flat = [in_one_piece(tensor, copied_up_to) for tensor in tensors]
         metadata = tuple(
             [
                 (_name_of(plain.dtype), tuple(plain.shape), order, _flags(tensor))
@@ -135,12 +139,14 @@ class DeviceWriter:
             self._record.write((structure, metadata, bytes(payload), [bytearray(buffer) for buffer in buffers]), timeout)
             self._last = None if leaves else (structure, metadata)
         try:
+            for event in after:
+                self._stream.wait(event)
             if compute is not None:
                 self._stream.wait(compute.record())
             sent = [self._link.send(tensor, self._peer, stream=self._stream) for tensor, _ in flat]
         except BaseException as error:
-            raise _broken(self._link, f"sending {self._name} to rank {self._peer}", error) from None
-        if self._keeps or compute is None:
+            raise broken(self._link, f"sending {self._name} to rank {self._peer}", error) from None
+        if self._keeps or after or compute is None:
             self.lent = []
         else:
             self.lent = [event for event, (plain, _), own in zip(sent, flat, tensors, strict=True) if _same_memory(plain, own)]
@@ -229,7 +235,7 @@ class DeviceReader:
         try:
             return self._launch(record)
         except BaseException as error:
-            raise _broken(self._link, f"receiving {self._name} from rank {self._peer}", error) from None
+            raise broken(self._link, f"receiving {self._name} from rank {self._peer}", error) from None
 
     def _launch(self, record: Any) -> Arriving:
         payload, buffers = b"", []
@@ -250,7 +256,7 @@ class DeviceReader:
         return Arriving(value, came, self._link.device)
 
 
-def _flat(tensor: Any, copied_up_to: int) -> tuple[Any, tuple[int, ...] | None]:
+def in_one_piece(tensor: Any, copied_up_to: int) -> tuple[Any, tuple[int, ...] | None]:
     """A contiguous tensor to send, and the order of its dimensions; not the memory of `tensor` if it has up to so many bytes."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     order = None
@@ -297,7 +303,7 @@ def _flagged(tensor: Any, flags: int) -> Any:
     return tensor.requires_grad_()
 
 
-def _broken(link: Communicator, what: str, error: BaseException) -> BaseException:
+def broken(link: Communicator, what: str, error: BaseException) -> BaseException:
     """What to raise once a record and its transfers have come apart; the link is of no use any more."""
     link.abort(0.0)
     if not isinstance(error, Exception) or (isinstance(error, CommunicatorError) and not isinstance(error, ValueError)):

@@ -44,6 +44,11 @@ class Found:
     shares_gpu: bool = False
 
 
+def look_for_gpu(_instance: object = None) -> Found:
+    """What this process has, if it can have a GPU at all; else nothing is looked at and nothing imported."""
+    return look_around() if _has_driver() else Found(gloo=False, pid=os.getpid())
+
+
 def look_around(_instance: object = None) -> Found:
     """What this process has. Imports torch, and where there is a GPU cupy, which takes seconds the first time."""
     try:
@@ -55,7 +60,7 @@ def look_around(_instance: object = None) -> Found:
     facts: dict[str, Any] = {
         "gloo": distributed.is_available() and distributed.is_gloo_available(),
         "cuda": _major(torch.version.cuda),
-        "driver": Path("/proc/driver/nvidia/version").exists(),
+        "driver": _has_driver(),
         "pid": os.getpid(),
         "shares_gpu": os.environ.get(_SHARES_GPU) == "1",
     }
@@ -65,6 +70,11 @@ def look_around(_instance: object = None) -> Found:
         facts |= {"device": f"cuda:{index}", "hardware": str(torch.cuda.get_device_properties(index).uuid)}
         facts |= _of_cupy()
     return Found(**facts)
+
+
+def _has_driver() -> bool:
+    """Of NVIDIA. The second is the device of containers that show no /proc/driver, the third that of WSL."""
+    return any(os.path.exists(path) for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg"))
 
 
 def _of_cupy() -> dict[str, Any]:

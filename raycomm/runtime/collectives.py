@@ -129,16 +129,24 @@ class Exchange:
         if result is None:
             ranks = [[Spec(*spec) for spec in part[0]] for part in parts]
             raws = [part[1:] for part in parts]
-            result = self._guarded(lambda: reduction.check(action.kind, action.op, action.root, ranks), ranks, execution)
+            result = self._guarded(lambda: self._check(ranks), ranks, execution)
             if result is None and self._shares_work(ranks[0]):
                 return self._in_parts(ranks, raws, execution)
             if result is None:
-                result = self._guarded(lambda: self._alone(ranks[action.root or 0], raws), ranks, execution)
+                result = self._combined(ranks, raws, execution)
         if self._slice is not None:
             self._send(self._slice, result if type(result) is Failure else None, action.slices)
             for channel in self._slices.values():
                 channel.skip()
         return result
+
+    def _check(self, ranks: list[list[Spec]]) -> None:
+        """Raise `Mismatch` if the tensors of the ranks cannot be combined."""
+        reduction.check(self._action.kind, self._action.op, self._action.root, ranks)
+
+    def _combined(self, ranks: list[list[Spec]], raws: list[Sequence[Raw]], execution: int) -> Any:
+        """The results of tensors that can be combined, or the failure of this execution."""
+        return self._guarded(lambda: self._alone(ranks[self._action.root or 0], raws), ranks, execution)
 
     def _shares_work(self, specs: list[Spec]) -> bool:
         return self._slice is not None and sum(spec.size for spec in specs) >= SHARE_FROM_BYTES

@@ -82,7 +82,7 @@ def compile_graph(
     processes = len(plan.processes)
     _check_free(graph, name)
     actors = Conversation(graph, [process.label for process in plan.processes], name, options)
-    if graph.hints:
+    if graph.hints or graph.collectives:
         places = places_of(graph, options.device, actors)
         plan = on_devices(plan, graph, places, policy=options.stream_policy, early_receives=options.overlap)
         verify(plan)

@@ -1,4 +1,4 @@
-"""An actor's ends of the links of a graph: where they meet, set-up that looks at the graph, and an end that ends all waits.
+"""An actor's ends of links and groups: where they meet, set-up that looks at the graph, and an end that ends all waits.
 
 A link is warmed up before its actor says that it is ready, so no call of the running graph blocks for set-up. All actors take
 the links in the plan's order; whoever waits for the other end of one waits for somebody who is at it, or at an earlier one.
@@ -24,7 +24,7 @@ from raycomm.channel import Deadline
 from raycomm.device import Communicator
 from raycomm.errors import CommunicatorError, CompileError
 from raycomm.observe.notice import FIRST_NOTICE_S, NEXT_NOTICE_S
-from raycomm.plan import Link, Plan
+from raycomm.plan import Group, Link, Plan
 from raycomm.plan.transfer import Backend
 
 logger = logging.getLogger("raycomm")
@@ -54,7 +54,7 @@ def meeting_point(plan: Plan) -> Iterator[Meeting | None]:
     Raises:
         CompileError: torch, which has the store, is not installed.
     """
-    if not plan.links:
+    if not (plan.links or plan.groups):
         yield None
         return
     try:
@@ -78,7 +78,7 @@ def meeting_point(plan: Plan) -> Iterator[Meeting | None]:
 
 
 class Links:
-    """The ends of one actor, by the links' numbers. False where it has none.
+    """The ends of one actor, of links and groups. False where it has none.
 
     Args:
         plan: has the links.
@@ -92,8 +92,9 @@ class Links:
     def __init__(self, plan: Plan, process: int, meeting: Meeting | None) -> None:
         self._plan = plan
         self._process = process
-        self._mine = [link for link in plan.links if process in (link.writer, link.reader)]
-        self._ends: dict[int, Communicator] = {}
+        parts: list[Link | Group] = [*plan.links, *plan.groups]
+        self._mine = [part for part in parts if process in _ranks(part)]
+        self._ends: dict[Link | Group, Communicator] = {}
         self._devices: dict[Callable[..., Any], Any] = {}  # by what makes them
         self._meeting = meeting
         self._failing = threading.RLock()
@@ -119,17 +120,21 @@ class Links:
             raycomm._core.Closed: the graph has ended meanwhile.
         """
         store: Any = None
-        for link in self._mine:
-            store = store or self._while_looking(look, self._connect, link)
-            make = self._end_over_gloo if link.over in _BY_GLOO else self._end_over_nccl
-            end = make(link, store, 0 if link.writer == self._process else 1)
-            self._ends[link.id] = end
-            self._while_looking(look, partial(end.warm_up, _ALWAYS_S), link)
+        for part in self._mine:
+            store = store or self._while_looking(look, self._connect, part)
+            make = self._end_over_gloo if part.over in _BY_GLOO else self._end_over_nccl
+            ranks = _ranks(part)
+            end = self._ends[part] = make(part, store, ranks.index(self._process), len(ranks))
+            self._while_looking(look, partial(end.warm_up, _ALWAYS_S), part)
 
     def end(self, link: int) -> tuple[Communicator, int]:
         """This actor's end of a link, and the rank of the other one."""
-        end = self._ends[link]
+        end = self._ends[self._plan.links[link]]
         return end, 1 - end.rank
+
+    def member(self, group: int) -> Communicator:
+        """This actor's end of a group."""
+        return self._ends[self._plan.groups[group]]
 
     def close(self) -> None:
         """Abort all ends, and with them every transfer under way. Blocks for a second at most. Repeated calls do nothing."""
@@ -198,13 +203,16 @@ class Links:
             if self._failed:
                 return
             self._failed = True
-            for link in self._mine:
-                if link.writer == self._process and link.id in self._ends:
-                    self._ends[link.id].abort(_FIRST_S)
+            for part, end in dict(self._ends).items():
+                if self._sends_on(part):
+                    end.abort(_FIRST_S)
 
     def _senders_first(self) -> list[Communicator]:
         ends = dict(self._ends)
-        return [ends[link.id] for link in sorted(self._mine, key=lambda link: link.writer != self._process) if link.id in ends]
+        return [ends[part] for part in sorted(ends, key=lambda part: not self._sends_on(part))]
+
+    def _sends_on(self, part: Link | Group) -> bool:
+        return isinstance(part, Group) or part.writer == self._process
 
     def _connect(self) -> Any:
         import torch.distributed
@@ -214,20 +222,20 @@ class Links:
         store = distributed.TCPStore(self._meeting.host, self._meeting.port, is_master=False, wait_for_workers=False)
         return distributed.PrefixStore(self._meeting.nonce, store)
 
-    def _end_over_gloo(self, link: Link, store: Any, rank: int) -> Communicator:
+    def _end_over_gloo(self, part: Link | Group, store: Any, rank: int, size: int) -> Communicator:
         from raycomm.device.cpu import CpuDevice
         from raycomm.device.gloo import GlooCommunicator
 
         device = self._device_of(CpuDevice, f"cpu of {self._label(self._process)}")
-        return GlooCommunicator(store, self._text(link), rank, 2, device=device)
+        return GlooCommunicator(store, self._text(part), rank, size, device=device)
 
-    def _end_over_nccl(self, link: Link, store: Any, rank: int) -> Communicator:
+    def _end_over_nccl(self, part: Link | Group, store: Any, rank: int, size: int) -> Communicator:
         """On the GPU that this thread uses unless told otherwise, as the actor's own thread did (see `thread_state`)."""
         from raycomm.device.cuda import CudaDevice
         from raycomm.device.nccl import NcclCommunicator
 
         device = self._device_of(CudaDevice)
-        return NcclCommunicator(store, self._text(link), rank, 2, device=device, before_abort=self._fail)
+        return NcclCommunicator(store, self._text(part), rank, size, device=device, before_abort=self._fail)
 
     def _device_of(self, make: Callable[..., Any], *args: Any) -> Any:
         """One of each kind for all links."""
@@ -235,7 +243,7 @@ class Links:
             self._devices[make] = make(*args)
         return self._devices[make]
 
-    def _while_looking(self, look: Callable[[], None], work: Callable[[], Any], link: Link) -> Any:
+    def _while_looking(self, look: Callable[[], None], work: Callable[[], Any], part: Link | Group) -> Any:
         """What `work` gives. It runs in a thread that is left behind if the graph ends first: its own limits are minutes."""
         done: list[Any] = []
         failed: list[Exception] = []
@@ -256,16 +264,23 @@ class Links:
         error = failed[0]
         if isinstance(error, ImportError):
             who = self._label(self._process)
-            raise CommunicatorError(f"{self._text(link)}: torch cannot be imported by {who} ({error}); {_NEEDS_TORCH}") from None
+            raise CommunicatorError(f"{self._text(part)}: torch cannot be imported by {who} ({error}); {_NEEDS_TORCH}") from None
         if isinstance(error, CommunicatorError):
             raise error
-        raise CommunicatorError(f"{self._text(link)} cannot be set up: {type(error).__name__}: {error}") from None
+        raise CommunicatorError(f"{self._text(part)} cannot be set up: {type(error).__name__}: {error}") from None
 
-    def _text(self, link: Link) -> str:
-        return f"link {link.id} of graph {self._plan.name!r} from {self._label(link.writer)} to {self._label(link.reader)}"
+    def _text(self, part: Link | Group) -> str:
+        if isinstance(part, Group):
+            return f"group {part.id} of graph {self._plan.name!r} of {', '.join(map(self._label, part.processes))}"
+        return f"link {part.id} of graph {self._plan.name!r} from {self._label(part.writer)} to {self._label(part.reader)}"
 
     def _label(self, process: int) -> str:
         return self._plan.processes[process].label
+
+
+def _ranks(part: Link | Group) -> tuple[int, ...]:
+    """The processes that have an end of it, by rank."""
+    return part.processes if isinstance(part, Group) else (part.writer, part.reader)
 
 
 def _nothing() -> None:

@@ -62,6 +62,7 @@ class Loop:
         self._execution = 0
         self._links = links
         self._calls = Calls(instance, self._actor.process.label, self._registers, constants, arena, faults, self._now)
+        self._transfers: Transfers | None = None
         self._steps = self._prepare()
 
     def run(self) -> None:
@@ -83,7 +84,7 @@ class Loop:
         # They know this loop: left to a garbage collection, the graph's memory would stay mapped until then.
         self._registers.clear()
         self._steps.clear()
-        del self._calls
+        del self._calls, self._transfers
 
     def _prepare(self) -> list[Step]:
         moves = HintedDevices(self._plan, self._options, self._registers, self._actor.process.label, self._now)
@@ -91,7 +92,7 @@ class Loop:
             return [whole]
         steps: list[Step] = []
         marked = False  # whether the activity others see already names the coming call
-        transfers = self._transfers() if self._links else None
+        transfers = self._transfers = self._make_transfers() if self._links else None
         for place, action in enumerate(self._actor.actions):
             steps += self._faults.steps(BEFORE.get(type(action)), self._now)
             if isinstance(action, Compute) and not marked and self._links.on_streams:
@@ -121,7 +122,7 @@ class Loop:
             steps += self._faults.steps(AFTER.get(type(action)), self._now)
         return steps
 
-    def _transfers(self) -> Transfers:
+    def _make_transfers(self) -> Transfers:
         from raycomm.runtime.transfers import Transfers  # torch comes with it
 
         ends = (self._registers, self._write_failure, self._unsent, self._now)
@@ -211,9 +212,12 @@ class Loop:
         return self._calls.step(action)
 
     def _exchange(self, action: Collective) -> Step:
+        process, place = self._actor.process.index, self._actor.actions.index(action)
+        if action.group is not None:
+            assert self._transfers is not None
+            return self._transfers.exchange(action, place)
         from raycomm.runtime.collectives import Exchange  # imports numpy
 
-        process, place = self._actor.process.index, self._actor.actions.index(action)
         exchange = Exchange(action, self._plan, process, self._arena, self._write_failure, self._unsent, place)
         registers, args, outputs = self._registers, action.args, action.outputs
 

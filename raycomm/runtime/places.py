@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycomm.device.found import Found, look_around
+from raycomm.device.found import Found, look_around, look_for_gpu
 from raycomm.graph import Graph, TensorDevice, TensorTransport
 from raycomm.options import DeviceKind
 from raycomm.plan.places import NO_GPU, Missing, Place, no_cupy, no_nccl
@@ -21,9 +21,11 @@ def places_of(graph: Graph, device: DeviceKind, actors: Conversation) -> dict[in
     """
     if device is DeviceKind.SIMULATED:
         return {actor.index + 1: Place.simulated(f"simulated device of {actor.label}") for actor in graph.actors}
-    if not any(hint.transport is not TensorTransport.SHM or hint.device is TensorDevice.GPU for _, hint in graph.hints):
+    wanted = {hint.transport for _, hint in graph.hints} | {whole.transport for whole in graph.collectives}
+    wanted |= {TensorTransport.NCCL for _, hint in graph.hints if hint.device is TensorDevice.GPU}
+    if wanted <= {TensorTransport.SHM}:
         return {}
-    found: dict[int, Found] = actors.ask(look_around)
+    found: dict[int, Found] = actors.ask(look_for_gpu if wanted <= {TensorTransport.SHM, TensorTransport.AUTO} else look_around)
     return {process: place_of(here) for process, here in found.items()}
 
 

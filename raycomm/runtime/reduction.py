@@ -162,7 +162,8 @@ def check(kind: CollectiveKind, op: ReduceOp | None, root: int | None, ranks: Se
     """
     looked_at = ranks if root is None else [ranks[root]]
     if any(spec.kind == OTHER for specs in looked_at for spec in specs):
-        raise Mismatch("every actor must give CPU tensors of torch, or every actor arrays of numpy, of numbers")
+        needs = "every actor must give CPU tensors of torch, or every actor arrays of numpy, of numbers"
+        raise Mismatch(f"{needs}; for tensors on GPUs communicator='nccl' says what keeps the actors from combining them there")
     if any(specs != looked_at[0] for specs in looked_at):
         raise Mismatch("they must be alike in kind, dtype and shape")
     first, *others = looked_at[0]

@@ -1,4 +1,4 @@
-"""Sends and receives in an actor's loop, over its links.
+"""Sends, receives and collectives on groups in an actor's loop, over its links.
 
 A register that a receive fills holds the value while it still arrives; whoever uses it lets it settle first. Where the actor's
 code runs on the host, the host waits for that. Where it runs on a stream of the device, the stream waits, and the host goes on;
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from raycomm import _core
-from raycomm.channel import ShmArena, Writer
+from raycomm.channel import NO_LIMIT, ShmArena, Writer
 from raycomm.channel.device import Arriving, DeviceReader, DeviceWriter
 from raycomm.codec import Failure
 from raycomm.device import Communicator, Device, Event, Stream
@@ -28,6 +28,7 @@ from raycomm.options import Options
 from raycomm.plan import Action, ActorPlan, Collective, Compute, Plan, Release, Write
 from raycomm.plan.registers import filled_and_used, given
 from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send
+from raycomm.runtime.device_collectives import DeviceExchange
 from raycomm.runtime.hinted_devices import HintedDevices
 from raycomm.runtime.links import Links
 
@@ -48,7 +49,7 @@ class _Unseen(NamedTuple):
 
 
 class Transfers:
-    """One actor's sends and receives.
+    """One actor's sends, receives and collectives on groups.
 
     Args:
         plan: has the channels.
@@ -96,10 +97,12 @@ class Transfers:
         writer, device = self._writer(action), self._links.end(action.link)[0].device
 
         def step() -> None:
-            value = registers[register]
+            value, after = registers[register], ()
+            if type(value) is Arriving:  # from a collective, and sent on: nobody here has to wait for it
+                value, after = value.value(), value.events
             if type(value) is not Failure:
                 try:
-                    guarded(writer.write, value)
+                    guarded(writer.write, value, NO_LIMIT, after)
                     if writer.lent and not action.beside:
                         self._lent.append((device, writer.lent))
                     return
@@ -127,26 +130,48 @@ class Transfers:
 
         return step
 
+    def exchange(self, action: Collective, place: int) -> Step:
+        """Takes part in a collective on a group: the results are arriving, or there is a failure."""
+        assert action.group is not None
+        registers, guarded, now = self._registers, self._guarded, self._now
+        group, link = self._plan.groups[action.group], self._links.member(action.group)
+        rest = (action, self._plan, self._process.index, self._arena, self._send_failure, self._unsent, place)
+        run = DeviceExchange(link, _stream(link, action), group.over, group.because is None, *rest).run
+
+        def step() -> None:
+            values = guarded(run, [registers[register] for register in action.args], now())
+            for register, value in zip(action.outputs, values, strict=True):
+                registers[register] = value
+
+        return step
+
     def before(self, place: int) -> list[Step]:
         """What comes before the action at `place`: waits for what still arrives in the registers that it uses."""
         action = self._actions[place]
         steps: list[Step] = []
-        for recv in self._arriving[place]:
-            steps += [self._settle(recv), *self._moves.after(recv)]
+        for arrival in self._arriving[place]:
+            steps.append(self._settle(arrival))
+            if isinstance(arrival.action, Recv):
+                steps += self._moves.after(arrival.action)
         if self._links.on_streams:
+            on_host = isinstance(action, Write) or (isinstance(action, Collective) and action.group is None)
             if isinstance(action, Compute):
                 steps.append(self._take_back)
-            elif isinstance(action, (Write, Collective)):
+            elif on_host:
                 steps.append(self._see_all)
-            elif isinstance(action, Send):
+            elif isinstance(action, (Send, Collective)):
                 steps.append(self._see_ended)
         return steps
 
-    def _settle(self, recv: Recv) -> Step:
-        registers, register = self._registers, recv.register
-        channel, number = self._plan.channels[recv.channel], recv.channel
+    def _settle(self, arrival: Arrival) -> Step:
+        registers, register, action = self._registers, arrival.register, arrival.action
+        if isinstance(action, Recv):
+            number, device = action.channel, self._links.end(action.link)[0].device
+        else:
+            assert action.group is not None
+            number, device = action.read[0], self._links.member(action.group).device
+        channel = self._plan.channels[number]
         origin = f"{self._process.label} receiving {channel.value}"
-        device = self._links.end(recv.link)[0].device
 
         def step() -> None:
             value = registers[register]
@@ -253,7 +278,7 @@ class Transfers:
             raise _core.Closed(*self._arena.closed)
 
 
-def _stream(link: Communicator, action: Send | Recv) -> Stream:
+def _stream(link: Communicator, action: Send | Recv | Collective) -> Stream:
     """The stream of an action: its own, or the one that the loop's code runs on."""
     computing = link.device.current_stream() if action.stream == COMPUTE_STREAM else None
     return computing or link.device.stream(f"stream {action.stream}")
@@ -264,18 +289,27 @@ def _breaks(error: Exception) -> bool:
     return isinstance(error, CommunicatorError) and not isinstance(error, ValueError)
 
 
-def arriving(actions: tuple[Action, ...]) -> list[tuple[Recv, ...]]:
-    """For each action, the receives into registers that it uses, with no use in between."""
-    pending: dict[int, Recv] = {}
-    rows: list[tuple[Recv, ...]] = []
+class Arrival(NamedTuple):
+    """A register in which something arrives, and what launched that."""
+
+    register: int
+    action: Recv | Collective
+
+
+def arriving(actions: tuple[Action, ...]) -> list[tuple[Arrival, ...]]:
+    """For each action, what arrives in registers that it looks at, with no look in between. To send something on is no look."""
+    pending: dict[int, Arrival] = {}
+    rows: list[tuple[Arrival, ...]] = []
     for action in actions:
         filled, used = filled_and_used(action)
         if isinstance(action, Compute):
             used = given(action)
-        looked_at = () if isinstance(action, Release) else used
+        looked_at = () if isinstance(action, (Release, Send)) else used
         rows.append(tuple(pending[register] for register in dict.fromkeys(looked_at) if register in pending))
-        for register in (*filled, *used):
+        for register in (*filled, *(() if isinstance(action, Send) else used)):
             pending.pop(register, None)
         if isinstance(action, Recv):
-            pending[action.register] = action
+            pending[action.register] = Arrival(action.register, action)
+        elif isinstance(action, Collective) and action.group is not None:
+            pending |= {register: Arrival(register, action) for register in action.outputs}
     return rows

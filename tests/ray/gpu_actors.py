@@ -9,6 +9,7 @@ from typing import Any
 import ray
 import torch
 
+from tests.ray.collective_actors import RankBody
 from tests.ray.tensor_actors import TensorsBody
 
 _ends: list[Any] = []  # communicators of this process, with the stand-in
@@ -52,11 +53,32 @@ class OnGpu(TensorsBody):
 GpuTensors = ray.remote(num_cpus=0)(OnGpu)
 
 
+class RankOnGpu(RankBody):
+    """The actors of collectives on a GPU."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        if torch.cuda.is_available():
+            self.device = "cuda"
+        else:
+            pretend()
+
+
+GpuRank = ray.remote(num_cpus=0)(RankOnGpu)
+
+
 def start_on_gpu() -> Any:
     """A new actor."""
-    if torch.cuda.is_available():
-        return GpuTensors.options(num_gpus=0.1, runtime_env=_MANY_RANKS).remote()
-    return GpuTensors.remote()
+    return _with_gpu(GpuTensors).remote()
+
+
+def start_rank_on_gpu(rank: int) -> Any:
+    """A new actor of collectives."""
+    return _with_gpu(GpuRank).remote(rank)
+
+
+def _with_gpu(actor_class: Any) -> Any:
+    return actor_class.options(num_gpus=0.1, runtime_env=_MANY_RANKS) if torch.cuda.is_available() else actor_class
 
 
 def pretend() -> None:
@@ -80,4 +102,4 @@ def pretend() -> None:
 
     cuda.CudaDevice = device  # type: ignore[assignment,misc]
     nccl.NcclCommunicator = communicator  # type: ignore[assignment,misc]
-    found.look_around = look_around
+    found.look_around = found.look_for_gpu = look_around

@@ -59,15 +59,16 @@ def test_collective(handles: tuple[Any, Any], kind: str, transport: str, communi
     results = getattr(collective, kind).bind(values, *args)
     graph = build(RayMultiOutputNode(results), ADAPTER)
     op = None if kind == "allgather" else ReduceOp.MAX if given else ReduceOp.SUM
-    assert graph.collectives == (Collective(CollectiveKind(kind), op, None, (2, 3)),)
-    own = build(MultiOutputNode(own_collective(kind, op, [bind(v.forward, i := InputNode()), bind(w.forward, i)])), ADAPTER)
+    by = TensorTransport.SHM if transport == "cpu communicator" else TensorTransport.AUTO
+    assert graph.collectives == (Collective(CollectiveKind(kind), op, None, (2, 3), by),)
+    own = build(MultiOutputNode(own_collective(kind, op, by, [bind(v.forward, i := InputNode()), bind(w.forward, i)])), ADAPTER)
     assert graph == own
     verify(lower(graph, "collective"))
 
 
-def own_collective(kind: str, op: ReduceOp | None, nodes: list[Any]) -> list[Any]:
+def own_collective(kind: str, op: ReduceOp | None, by: TensorTransport, nodes: list[Any]) -> list[Any]:
     make = {"allreduce": allreduce, "allgather": allgather, "reducescatter": reducescatter}[kind]
-    return make(nodes) if op is None else make(nodes, op)  # type: ignore[operator]
+    return make(nodes, communicator=str(by)) if op is None else make(nodes, op, communicator=str(by))  # type: ignore[operator]
 
 
 def test_collective_of_several_tensors_used_in_part(handles: tuple[Any, Any]) -> None:
@@ -102,7 +103,7 @@ def test_collective_on_an_accelerator(handles: tuple[Any, Any]) -> None:
     inp = RayInputNode()
     results = collective.allreduce.bind([w.forward.bind(inp), v.forward.bind(inp)], transport=Accelerator(2, list(handles)))
     error = refused(
-        RayMultiOutputNode(results), "communicator Accelerator uses 'accelerator', and this version has no", "allreduce"
+        RayMultiOutputNode(results), "communicator Accelerator uses 'accelerator', and this version takes no", "allreduce"
     )
     assert error.argument == "communicator"
 

@@ -39,6 +39,7 @@ TORCH_ROOMS = (
     "device/gloo.py",
     "channel/device.py",
     "channel/moving.py",
+    "runtime/device_collectives.py",
     "runtime/links.py",
     *CUPY_ROOMS,
 )
