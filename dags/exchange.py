@@ -19,13 +19,14 @@ Exit status: 0 right, 1 a deadlock found before it ran, 2 a hang seen, 3 a wrong
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from raycomm.errors import DeadlockError
-from raycomm.plan import Plan, StreamPolicy, assign_streams, parse_plan, verify
+from raycomm.plan import Backend, Plan, StreamPolicy, assign_streams, parse_plan, verify
 from raycomm.testing.simulated import SimulatedHang, simulate
 
 PLAN = """\
@@ -39,8 +40,8 @@ channel 1 "rank0.make#0" 1 -> 2 transport device
 channel 2 "rank1.make#1" 2 -> 1 transport device
 channel 3 "rank0.add#2" 1 -> 0
 channel 4 "rank1.add#3" 2 -> 0
-link 0 1 -> 2{over}
-link 1 2 -> 1{over}
+link 0 1 -> 2
+link 1 2 -> 1
 input whole -> channel 0
 output channel 3
 output channel 4
@@ -79,12 +80,13 @@ class DeviceChoice(StrEnum):
     CUDA = "cuda"
 
 
-_OVER = {DeviceChoice.SIMULATED: "", DeviceChoice.GLOO: " over gloo", DeviceChoice.CUDA: " over nccl"}
+_OVER = {DeviceChoice.SIMULATED: None, DeviceChoice.GLOO: Backend.GLOO, DeviceChoice.CUDA: Backend.NCCL}
 
 
 def plan_of(device: DeviceChoice) -> Plan:
     """The plan, with what carries its links."""
-    return parse_plan(PLAN.replace("{over}", _OVER[device]))
+    plan = parse_plan(PLAN)
+    return replace(plan, links=tuple(replace(link, over=_OVER[device]) for link in plan.links))
 
 
 def text_of(term: Any) -> str:

@@ -55,7 +55,7 @@ class DeviceWriter:
     Args:
         record: of the ordinary channel that carries the records.
         link: a communicator, used for this direction only.
-        peer: the reader's rank in it.
+        peer: the reader's rank in it. In a link of more ranks all others are readers, and values are broadcast.
         stream: of the link's device; transfers are launched on it.
         keeps: whether whoever makes the values never writes to them again.
         static_shape: a promise that the metadata never changes, checked here.
@@ -143,13 +143,18 @@ class DeviceWriter:
                 self._stream.wait(event)
             if compute is not None:
                 self._stream.wait(compute.record())
-            sent = [self._link.send(tensor, self._peer, stream=self._stream) for tensor, _ in flat]
+            sent = [self._send(tensor) for tensor, _ in flat]
         except BaseException as error:
             raise broken(self._link, f"sending {self._name} to rank {self._peer}", error) from None
         if self._keeps or after or compute is None:
             self.lent = []
         else:
             self.lent = [event for event, (plain, _), own in zip(sent, flat, tensors, strict=True) if _same_memory(plain, own)]
+
+    def _send(self, tensor: Any) -> Event:
+        if self._link.size == 2:
+            return self._link.send(tensor, self._peer, stream=self._stream)
+        return self._link.broadcast(tensor, self._link.rank, stream=self._stream).event
 
     def write_failure(self, payload: Any, buffers: Any, timeout: float = NO_LIMIT) -> None:
         """Publish an encoded failure in place of a value."""
@@ -245,7 +250,7 @@ class DeviceReader:
             structure, metadata, payload, buffers = record
             if not payload:
                 self._last = structure, metadata
-        came = [self._link.recv(shape, _dtype_of(name), self._peer, stream=self._stream) for name, shape, _, _ in metadata]
+        came = [self._recv(shape, _dtype_of(name)) for name, shape, _, _ in metadata]
         tensors = [_shaped(item.tensor, order) for item, (_, _, order, _) in zip(came, metadata, strict=True)]
         flags = [flag for _, _, _, flag in metadata]
 
@@ -254,6 +259,11 @@ class DeviceReader:
             return put_together(structure, list(map(_flagged, tensors, flags)), leaves)
 
         return Arriving(value, came, self._link.device)
+
+    def _recv(self, shape: tuple[int, ...], dtype: Any) -> Received:
+        if self._link.size == 2:
+            return self._link.recv(shape, dtype, self._peer, stream=self._stream)
+        return self._link.broadcast(self._link.device.allocate(shape, dtype, self._stream), self._peer, stream=self._stream)
 
 
 def in_one_piece(tensor: Any, copied_up_to: int) -> tuple[Any, tuple[int, ...] | None]:

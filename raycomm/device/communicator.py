@@ -110,7 +110,7 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, tensor: Tensor, root: int, *, stream: OwnStream | None = None) -> Received:
-        """Launch: the tensor of rank `root`. At the other ranks `tensor` says shape and dtype only; it is not written to."""
+        """Launch: `tensor` of rank `root` goes into `tensor` of the others, which may hold anything; that is what is returned."""
 
     def poll(self) -> None:
         """Raise what has gone wrong asynchronously, if anything. Does not block.

@@ -169,7 +169,18 @@ class GlooCommunicator:
         """Launch a broadcast. See the interface."""
         if root != self.rank:
             check_peer(self, root)
-        return self._collective("broadcast", tensor, tuple(tensor.shape), stream, root=root)
+            check_buffer(self, tensor, tuple(tensor.shape), tensor.dtype, root)
+        check_tensor(self, tensor)
+        what, mine, data = f"broadcast on {self.name}", _header(tensor, f"broadcast from rank {root}"), _bytes(tensor)
+
+        def work(group: _Gloo) -> None:
+            self._check_headers(_gather(group, mine, self.size), mine, what)
+            if data.numel():
+                options = dist.distributed_c10d.BroadcastOptions()
+                options.rootRank, options.rootTensor, options.timeout = root, 0, _NO_LIMIT
+                group.broadcast([data], options).wait(_NO_LIMIT)
+
+        return Received(tensor, self._launch(what, Use.COLLECTIVE, stream, work, None))
 
     def poll(self) -> None:
         """Raise what has gone wrong. See the interface."""
@@ -184,6 +195,14 @@ class GlooCommunicator:
             thread.start()
             thread.join(limit_s)
 
+    def _check_headers(self, headers: Sequence[torch.Tensor], mine: torch.Tensor, what: str) -> tuple[str, ...]:
+        """Raise `CollectiveError` if the ranks mean different things; else what each of them gives."""
+        texts = tuple(f"rank {rank}: {_parsed(header)[1]}" for rank, header in enumerate(headers))
+        if any(not torch.equal(header, mine) for header in headers):
+            text = f"the parts in a collective on {self.name} do not fit together: {'; '.join(texts)}"
+            raise CollectiveError(text, collective=what, tensors=texts)
+        return texts
+
     def _collective(
         self,
         kind: str,
@@ -191,21 +210,16 @@ class GlooCommunicator:
         shape: Shape,
         stream: OwnStream | None,
         op: str | None = None,
-        root: int | None = None,
     ) -> Received:
         check_tensor(self, tensor)
         out = torch.empty(shape, dtype=tensor.dtype)
-        mine, data = _header(tensor, f"{kind} {op} {root}"), _bytes(tensor)
+        mine, data = _header(tensor, f"{kind} {op}"), _bytes(tensor)
 
         def work(group: _Gloo) -> None:
-            headers = _gather(group, mine, self.size)
-            texts = tuple(f"rank {rank}: {_parsed(header)[1]}" for rank, header in enumerate(headers))
-            if any(not torch.equal(header, mine) for header in headers):
-                text = f"the parts in a collective on {self.name} do not fit together: {'; '.join(texts)}"
-                raise CollectiveError(text, collective=f"{kind} on {self.name}", tensors=texts)
+            texts = self._check_headers(_gather(group, mine, self.size), mine, f"{kind} on {self.name}")
             parts = _gather(group, data, self.size) if data.numel() else [data] * self.size
             try:
-                result = combine(kind, op, root, self.rank, [part.view(tensor.dtype).view(tensor.shape) for part in parts])
+                result = combine(kind, op, None, self.rank, [part.view(tensor.dtype).view(tensor.shape) for part in parts])
             except (ValueError, RuntimeError, TypeError) as error:  # The operation is not for this dtype: so at all ranks.
                 text = f"{kind} on {self.name} with {op} of {texts[0]}: {error}"
                 raise CollectiveError(text, collective=f"{kind} on {self.name}", tensors=texts) from error

@@ -166,15 +166,15 @@ class NcclCommunicator:
         """Launch a broadcast. See the interface."""
         if root != self.rank:
             check_peer(self, root)
+            check_buffer(self, tensor, tuple(tensor.shape), tensor.dtype, root)
         check_tensor(self, tensor)
         on = self._stream(Use.COLLECTIVE, stream, None)
-        out = self.device.allocate(tuple(tensor.shape), tensor.dtype, on)
-        data, into = self._data(tensor, on), _bytes(out)
+        data = self._data(tensor, on) if root == self.rank else _bytes(tensor)
 
         def launch(comm: Any, handle: int) -> None:
-            comm.broadcast(data.data_ptr(), into.data_ptr(), data.numel(), self._nccl.NCCL_UINT8, root, handle)
+            comm.broadcast(data.data_ptr(), data.data_ptr(), data.numel(), self._nccl.NCCL_UINT8, root, handle)
 
-        return Received(out, self._launch(f"broadcast on {self.name}", on, (data, into), launch, None))
+        return Received(tensor, self._launch(f"broadcast on {self.name}", on, (data,), launch, None))
 
     @property
     def failure(self) -> CommunicatorError | None:

@@ -19,7 +19,7 @@ _Order: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """A device channel from a call to one actor. `order`: its place among all transfers, the same at all actors."""
+    """A device channel from a call to one actor, or several. `order`: its place among all transfers, the same at all actors."""
 
     channel: int
     link: int
@@ -32,7 +32,7 @@ class _Edges:
 
     Attributes:
         position: place of each call among all.
-        of: by channel, one edge per actor that reads it.
+        of: by channel, its edges: one per actor that reads it, or one for all.
         to: likewise, by channel and reader.
         to_driver: by channel, the channel that takes the same value to the driver.
         order: by device channel, the place of its transfer among all.
@@ -44,9 +44,9 @@ class _Edges:
     to_driver: dict[int, int] = field(default_factory=dict)
     order: dict[int, _Order] = field(default_factory=dict)
 
-    def add(self, channel: int, reader: int, edge: _Edge) -> None:
+    def add(self, channel: int, readers: tuple[int, ...], edge: _Edge) -> None:
         self.of.setdefault(channel, []).append(edge)
-        self.to[channel, reader] = edge
+        self.to.update({(channel, reader): edge for reader in readers})
         self.order[edge.channel] = edge.order
 
 
@@ -55,12 +55,13 @@ def place_on_device(
     channels: Collection[int],
     *,
     sender_keeps: Collection[int] = (),
+    broadcast: Collection[int] = (),
     backends: Mapping[int, Backend] | None = None,
 ) -> Plan:
     """`plan` with the values of `channels` moving from device to device.
 
-    A channel with several readers becomes one per reader, for each is a transfer of its own; the first actor keeps its number,
-    the others come at the end. What the driver reads stays on shared memory.
+    A channel with several readers becomes one per reader, for each is a transfer of its own, unless it is to be broadcast; the
+    first actor keeps its number, the others come at the end. What the driver reads stays on shared memory.
 
     A receive stands where the graph's order of calls puts the call that made the value, before the first call, or send, of its
     actor that comes later in that order. So all actors launch all transfers in one order, with the calls in between, and no
@@ -70,30 +71,31 @@ def place_on_device(
     Args:
         channels: channels that calls write for other actors.
         sender_keeps: those of them whose sender never overwrites what it sends.
+        broadcast: those of them whose value goes to all its actors in one operation, if there are several.
         backends: by channel, what carries it; two actors have a link for each that they use. None: the plan does not say.
 
     Raises:
         CompileError: a channel does not lead from an actor's call to another actor, or the plan has links already.
     """
-    channels, sender_keeps = frozenset(channels), frozenset(sender_keeps)
+    channels, sender_keeps, broadcast = frozenset(channels), frozenset(sender_keeps), frozenset(broadcast)
     _check(plan, channels, sender_keeps)
     entries = list(plan.channels)
     edges = _Edges(_positions(plan))
-    links: dict[tuple[int, int, Backend | None], Link] = {}
+    links: dict[tuple[int, tuple[int, ...], Backend | None], Link] = {}
     for actor in plan.actors:
         for node, order, channel in _written(actor, channels):
             entry = plan.channels[channel]
-            readers = [reader for reader in entry.readers if reader != DRIVER]
-            for place, reader in enumerate(readers):
+            readers = tuple(reader for reader in entry.readers if reader != DRIVER)
+            for place, together in enumerate([readers] if channel in broadcast else [(reader,) for reader in readers]):
                 number = channel if place == 0 else len(entries)
                 changed = replace(
-                    entry, id=number, readers=(reader,), transport=Transport.DEVICE, sender_keeps=channel in sender_keeps
+                    entry, id=number, readers=together, transport=Transport.DEVICE, sender_keeps=channel in sender_keeps
                 )
                 _put(entries, changed)
                 over = backends.get(channel) if backends is not None else None
-                ends = (entry.writer, reader, over)
+                ends = (entry.writer, together, over)
                 link = links.setdefault(ends, Link(len(links), *ends))
-                edges.add(channel, reader, _Edge(number, link.id, (edges.position[node], node, order, place)))
+                edges.add(channel, together, _Edge(number, link.id, (edges.position[node], node, order, place)))
             if DRIVER in entry.readers:
                 edges.to_driver[channel] = len(entries)
                 _put(entries, replace(entry, id=len(entries), readers=(DRIVER,)))

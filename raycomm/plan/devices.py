@@ -86,9 +86,16 @@ def place_hinted(plan: Plan, graph: Graph, places: Mapping[int, Place]) -> Plan:
     if not over:
         return hinted
     keeps = [number[value] for value, options in graph.channel_options if options.sender_keeps and number.get(value) in over]
-    placed = place_on_device(hinted, over, sender_keeps=keeps, backends=over)
+    apart = [channel for channel in over if _all_apart(plan.channels[channel], over[channel], places)]
+    placed = place_on_device(hinted, over, sender_keeps=keeps, broadcast=apart, backends=over)
     known, added = placed.channels[: len(entries)], placed.channels[len(entries) :]
     return replace(placed, channels=known + tuple(map(_split_off, added)))
+
+
+def _all_apart(entry: Channel, over: Backend, places: Mapping[int, Place]) -> bool:
+    """Whether all actors of a channel can be ranks of one communicator, so that its value can be broadcast."""
+    hardware = [places[end].hardware for end in (entry.writer, *entry.readers) if end != DRIVER]
+    return over is not Backend.NCCL or len(set(hardware)) == len(hardware)
 
 
 def _given_streams(placed: Plan, graph: Graph) -> dict[int, tuple[int, int]]:

@@ -17,8 +17,9 @@ def check_links(plan: Plan) -> None:
     if [link.id for link in plan.links] != list(range(len(plan.links))):
         refuse(plan.name, "links are not numbered 0, 1, ...")
     for link in plan.links:
-        if link.writer == link.reader or not all(DRIVER < end < len(plan.processes) for end in (link.writer, link.reader)):
-            refuse(str(link), "it does not lead from one actor to another")
+        ends = (link.writer, *link.readers)
+        if len(set(ends)) < max(2, len(ends)) or not all(DRIVER < end < len(plan.processes) for end in ends):
+            refuse(str(link), "it does not lead from one actor to others, each once")
     if [group.id for group in plan.groups] != list(range(len(plan.groups))):
         refuse(plan.name, "groups are not numbered 0, 1, ...")
     for group in plan.groups:
@@ -26,8 +27,6 @@ def check_links(plan: Plan) -> None:
         if len(set(group.processes)) < max(2, len(group.processes)) or not known:
             refuse(str(group), "it does not join two or more actors, each once")
     for channel in plan.channels:
-        if channel.transport is Transport.DEVICE and len(channel.readers) > 1:
-            refuse(f"channel {channel.id} ({channel.value})", "a channel between devices has one reader")
         if channel.sender_keeps and channel.transport is not Transport.DEVICE:
             refuse(f"channel {channel.id} ({channel.value})", "sender_keeps is for a channel between devices")
         edge = channel.tensors
@@ -88,7 +87,7 @@ def _check_operation(plan: Plan, actor: ActorPlan, action: Send | Recv) -> None:
     if not 0 <= action.link < len(plan.links):
         refuse_action(actor, action, f"link {action.link} does not exist")
     link = plan.links[action.link]
-    if (link.writer, (link.reader,)) != (channel.writer, channel.readers):
+    if (link.writer, link.readers) != (channel.writer, channel.readers):
         refuse_action(actor, action, f"link {link.id} does not lead where channel {channel.id} does")
     if action.stream is None:
         refuse_action(actor, action, "it has no stream; assign_streams() gives one")

@@ -40,8 +40,8 @@ def assign_streams(
     ends: dict[int, list[Link]] = {actor.process.index: [] for actor in plan.actors}
     groups: dict[int, list[Group]] = {actor.process.index: [] for actor in plan.actors}
     for link in plan.links:
-        ends[link.writer].append(link)
-        ends[link.reader].append(link)
+        for process in (link.writer, *link.readers):
+            ends[process].append(link)
     for group in plan.groups:
         for process in group.processes:
             groups[process].append(group)

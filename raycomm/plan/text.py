@@ -277,8 +277,8 @@ def _tensors(line: _Line) -> TensorEdge:
 def _link(line: _Line) -> Link:
     index, writer = line.number(), line.number()
     line.expect("->")
-    reader = line.number()
-    return Link(index, writer, reader, line.one_of(Backend, "back end") if line.accept("over") else None)
+    readers = line.numbers()
+    return Link(index, writer, readers, line.one_of(Backend, "back end") if line.accept("over") else None)
 
 
 def _group(line: _Line) -> Group:

@@ -8,7 +8,7 @@ first.
 A collective on devices is one operation of all ranks of its group, launched after all of them have said what they have.
 
     link 0 1 -> 2
-    link 1 2 -> 1 over nccl
+    link 1 2 -> 1, 3 over nccl
     group 0 1, 2, 3 over nccl
     streams 1 link
     streams 2 direction instead of link 9 links limit 6 given 3, 4
@@ -45,18 +45,19 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A communicator from actor `writer` to actor `reader` (indices of processes). Its operations run in the order of launch.
+    """A communicator from actor `writer` to actors `readers` (indices of processes). Its operations run in the order of launch.
 
-    `over` is None where the plan leaves open what carries it.
+    With several readers each operation is a broadcast: none of its ends completes without the others. `over` is None where the
+    plan leaves open what carries it.
     """
 
     id: int
     writer: int
-    reader: int
+    readers: tuple[int, ...]
     over: Backend | None = None
 
     def __str__(self) -> str:
-        text = f"link {self.id} {self.writer} -> {self.reader}"
+        text = f"link {self.id} {self.writer} -> {', '.join(map(str, self.readers))}"
         return text if self.over is None else f"{text} over {self.over}"
 
 

@@ -128,9 +128,9 @@ class Links:
             self._while_looking(look, partial(end.warm_up, _ALWAYS_S), part)
 
     def end(self, link: int) -> tuple[Communicator, int]:
-        """This actor's end of a link, and the rank of the other one."""
+        """This actor's end of a link, and the rank of the writer, or at the writer that of the first reader."""
         end = self._ends[self._plan.links[link]]
-        return end, 1 - end.rank
+        return end, 0 if end.rank else 1
 
     def member(self, group: int) -> Communicator:
         """This actor's end of a group."""
@@ -272,7 +272,8 @@ class Links:
     def _text(self, part: Link | Group) -> str:
         if isinstance(part, Group):
             return f"group {part.id} of graph {self._plan.name!r} of {', '.join(map(self._label, part.processes))}"
-        return f"link {part.id} of graph {self._plan.name!r} from {self._label(part.writer)} to {self._label(part.reader)}"
+        readers = ", ".join(map(self._label, part.readers))
+        return f"link {part.id} of graph {self._plan.name!r} from {self._label(part.writer)} to {readers}"
 
     def _label(self, process: int) -> str:
         return self._plan.processes[process].label
@@ -280,7 +281,7 @@ class Links:
 
 def _ranks(part: Link | Group) -> tuple[int, ...]:
     """The processes that have an end of it, by rank."""
-    return part.processes if isinstance(part, Group) else (part.writer, part.reader)
+    return part.processes if isinstance(part, Group) else (part.writer, *part.readers)
 
 
 def _nothing() -> None:

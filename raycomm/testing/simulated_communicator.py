@@ -96,7 +96,12 @@ class SimulatedCommunicator:
         """Launch a broadcast. See the interface."""
         if root != self.rank:
             check_peer(self, root)
-        return self._collective("broadcast", tensor, tuple(tensor.shape), stream, root=root)
+            check_buffer(self, tensor, tuple(tensor.shape), tensor.dtype, root)
+        check_tensor(self, tensor)
+        on = self._ready(Use.COLLECTIVE, stream, None)
+        event = self._group.post_broadcast(self.rank, root, tensor, on)
+        tensor.record_stream(on)
+        return Received(tensor, event)
 
     def poll(self) -> None:
         """Raise what has gone wrong. See the interface."""
@@ -115,12 +120,11 @@ class SimulatedCommunicator:
         shape: tuple[int, ...],
         stream: Stream | None,
         op: str | None = None,
-        root: int | None = None,
     ) -> Received:
         check_tensor(self, tensor)
         on = self._ready(Use.COLLECTIVE, stream, None)
         out = self.device.allocate(shape, tensor.dtype, on, f"result of {kind}")
-        event = self._group.post_collective(kind, self.rank, tensor, out, on, op, root)
+        event = self._group.post_collective(kind, self.rank, tensor, out, on, op)
         tensor.record_stream(on)
         return Received(out, event)
 

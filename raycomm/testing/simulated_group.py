@@ -158,13 +158,20 @@ class Transfer(Part):
 class Meeting(Part):
     """A rank's part in a collective."""
 
-    __slots__ = ("_what",)
+    __slots__ = ("_is", "_what")
 
     def __init__(
-        self, what: tuple[str, str | None, int | None], stream: Stream, group: Group, rank: int, given: Tensor, out: Tensor
+        self,
+        what: tuple[str, str | None, int | None, object],
+        stream: Stream,
+        group: Group,
+        rank: int,
+        reads: Sequence[Tensor],
+        writes: Sequence[Tensor],
     ) -> None:
-        super().__init__(f"{what[0]} on {group}", stream, group, rank, (given,), (out,))
+        super().__init__(f"{what[0]} on {group}", stream, group, rank, reads, writes)
         self._what = what
+        self._is = next((tensor.shape, tensor.dtype) for tensor in self.reads or self.writes)
 
     def partners(self) -> list[Part] | None:
         parts = [self.group.oldest(rank) for rank in range(len(self.group.devices))]
@@ -172,16 +179,19 @@ class Meeting(Part):
         return list(there) if len(there) == len(parts) else None
 
     def problem(self, parts: list[Part]) -> RaycommError | None:
-        said = {(part._what, part.reads[0].shape, part.reads[0].dtype) for part in parts if isinstance(part, Meeting)}
-        if len(said) == 1:
+        met = [part for part in parts if isinstance(part, Meeting)]
+        if len({(part._what, part._is) for part in met}) == 1:
             return None
-        lines = tuple(f"rank {part.rank}: {part.name}, {shape_text(part.reads[0].shape, part.reads[0].dtype)}" for part in parts)
+        lines = tuple(f"rank {part.rank}: {part.name}, {shape_text(*part._is)}" for part in met)
         return CollectiveError(
             f"the parts in a collective on {self.group} do not fit together: {'; '.join(lines)}", tensors=lines
         )
 
     def results(self, contents: list[list[Any]]) -> list[Any]:
-        return [combine(*self._what, self.rank, [given[0] for given in contents])]
+        kind, op, root, _ = self._what
+        if root is not None:
+            return contents[root]
+        return [combine(kind, op, root, self.rank, [given[0] for given in contents])]
 
     def waits_for(self) -> str:
         missing = [
@@ -252,11 +262,14 @@ class Group:
         """Launch a receive from rank `peer` into `tensor`. Does not wait."""
         return self._launch(Transfer("recv", stream, self, rank, peer, tensor, tag), tensor)
 
-    def post_collective(
-        self, kind: str, rank: int, tensor: Tensor, out: Tensor, stream: Stream, op: str | None = None, root: int | None = None
-    ) -> Event:
+    def post_collective(self, kind: str, rank: int, tensor: Tensor, out: Tensor, stream: Stream, op: str | None = None) -> Event:
         """Launch this rank's part in a collective of all ranks. Does not wait."""
-        return self._launch(Meeting((kind, op, root), stream, self, rank, tensor, out), tensor, out)
+        return self._launch(Meeting((kind, op, None, None), stream, self, rank, (tensor,), (out,)), tensor, out)
+
+    def post_broadcast(self, rank: int, root: int, tensor: Tensor, stream: Stream, tag: object = None) -> Event:
+        """Launch this rank's part in a send from rank `root` to all others, from `tensor` or into it. Does not wait."""
+        reads, writes = ((tensor,), ()) if rank == root else ((), (tensor,))
+        return self._launch(Meeting(("broadcast", None, root, tag), stream, self, rank, reads, writes), tensor)
 
     def fail(self, failure: RaycommError) -> None:
         """End all operations of ranks that live, those that have begun included, with `failure`; and all that come."""

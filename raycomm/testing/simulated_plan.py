@@ -146,7 +146,7 @@ class PlanRun:
         self._executions = executions
         self.devices = {actor.process.index: Device(world, actor.process.label, hardware_queues) for actor in plan.actors}
         self.links = {
-            link.id: Group(world, f"link {link.id}", [self.devices[link.writer], self.devices[link.reader]])
+            link.id: Group(world, f"link {link.id}", [self.devices[end] for end in (link.writer, *link.readers)])
             for link in plan.links
         }
         self.groups = {
@@ -288,7 +288,11 @@ class _Actor:
         stream = self._device.stream(str(action.stream))
         if value.filled is not None:
             stream.wait(value.filled)
-        sent = self._run.links[action.link].post_send(0, 1, value.tensor, stream, tag=f"channel {action.channel}")
+        link, tag = self._run.links[action.link], f"channel {action.channel}"
+        if len(link.devices) == 2:
+            sent = link.post_send(0, 1, value.tensor, stream, tag)
+        else:
+            sent = link.post_broadcast(0, 0, value.tensor, stream, tag)
         self._run.keep_for(value.tensor, stream)
         self._run.transfers += 1
         if not action.beside:
@@ -301,7 +305,12 @@ class _Actor:
             return
         stream = self._device.stream(str(action.stream))
         tensor = self._device.allocate((), "term", stream, f"value of channel {action.channel}")
-        filled = self._run.links[action.link].post_recv(1, 0, tensor, stream, tag=f"channel {action.channel}")
+        link, tag = self._run.links[action.link], f"channel {action.channel}"
+        if len(link.devices) == 2:
+            filled = link.post_recv(1, 0, tensor, stream, tag)
+        else:
+            rank = 1 + self._run.reader_of(action.channel, self._process)
+            filled = link.post_broadcast(rank, 0, tensor, stream, tag)
         self._registers[action.register] = _OnDevice(tensor, filled, release=True)
 
     def _call(self, action: Compute, execution: int) -> Program:
@@ -366,7 +375,8 @@ class _Actor:
             if action.group is not None and failure is None:
                 self._registers[register] = self._launch(action, element, given[element])
                 continue
-            term = (str(action.kind), op, action.root, action.rank, tuple(values[element] for values in ranks))
+            given_here = tuple(values[element] for values in ranks)
+            term = (str(action.kind), op, action.rank, given_here) if action.root is None else given_here[action.root]
             self._registers[register] = term if failure is None else failure
 
     def _launch(self, action: Collective, element: int, content: object) -> _OnDevice:
@@ -384,7 +394,12 @@ class _Actor:
         out = self._device.allocate((), "term", stream, f"result {element} of call {action.node}")
         op = None if action.op is None else str(action.op)
         group = self._run.groups[action.group]
-        done = group.post_collective(str(action.kind), action.rank, tensor, out, stream, op, action.root)
+        if action.root is None:
+            done = group.post_collective(str(action.kind), action.rank, tensor, out, stream, op)
+        else:
+            if action.root == action.rank:
+                stream.compute("copy of what is sent", (tensor,), (out,), lambda contents: contents)
+            done = group.post_broadcast(action.rank, action.root, out, stream)
         self._run.keep_for(tensor, stream)
         return _OnDevice(out, done, release=True)
 

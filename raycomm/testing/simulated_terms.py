@@ -13,7 +13,7 @@ def combine(kind: str, op: str | None, root: int | None, rank: int, given: list[
     """
     torch = sys.modules.get("torch")  # Where it is not loaded, there are no tensors.
     if torch is None or not all(isinstance(content, torch.Tensor) for content in given):
-        return (kind, op, root, rank, tuple(given))
+        return (kind, op, rank, tuple(given))
     from raycomm.device.combining import combine as combine_tensors
 
     return combine_tensors(kind, op, root, rank, given)

@@ -20,7 +20,8 @@ def symbolic(node: int, element: int, args: Sequence[object], kwargs: Mapping[st
 
 def exchanged(kind: str, op: str | None, root: int | None, rank: int, element: int, given: Sequence[Sequence[object]]) -> object:
     """What a collective gives to a rank, from what each rank gives."""
-    return (str(kind), op and str(op), root, rank, tuple(values[element] for values in given))
+    values = tuple(values[element] for values in given)
+    return (str(kind), op and str(op), rank, values) if root is None else values[root]
 
 
 def evaluate(graph: Graph, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:

@@ -138,7 +138,7 @@ def test_options_reach_the_passes(file: Path, run: Run, policy: str) -> None:
     assert f"streams 1 {policy}" in out.splitlines()
     code, out, _ = run(f"{file}:star", *devices, "--stream-policy", policy, "--max-links", "2")
     assert code == 0
-    fallen = "direction instead of link 6 links limit 2" if policy == "link" else policy
+    fallen = "direction instead of link 4 links limit 2" if policy == "link" else policy
     assert f"streams 1 {fallen}" in out.splitlines()
 
 

@@ -48,19 +48,19 @@ class Records:
         self._messages.popleft()
 
 
-def connected(name: str) -> tuple[GlooCommunicator, GlooCommunicator]:
+def connected(name: str, size: int = 2) -> tuple[GlooCommunicator, ...]:
     store = torch.distributed.HashStore()
-    one, other = (GlooCommunicator(store, name, rank, 2, device=CpuDevice(f"cpu {rank}")) for rank in range(2))
-    threads = [threading.Thread(target=end.warm_up, args=(_LIMIT_S,)) for end in (one, other)]
+    ends = tuple(GlooCommunicator(store, name, rank, size, device=CpuDevice(f"cpu {rank}")) for rank in range(size))
+    threads = [threading.Thread(target=end.warm_up, args=(_LIMIT_S,)) for end in ends]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return one, other
+    return ends
 
 
 @pytest.fixture(scope="module")
-def ends() -> Iterator[tuple[GlooCommunicator, GlooCommunicator]]:
+def ends() -> Iterator[tuple[GlooCommunicator, ...]]:
     pair = connected("link")
     yield pair
     for end in pair:
@@ -68,7 +68,7 @@ def ends() -> Iterator[tuple[GlooCommunicator, GlooCommunicator]]:
 
 
 class Channel:
-    def __init__(self, ends: tuple[GlooCommunicator, GlooCommunicator], **promises: Any) -> None:
+    def __init__(self, ends: tuple[GlooCommunicator, ...], **promises: Any) -> None:
         self.records = Records()
         out, into = ends
         self.writer = DeviceWriter(self.records, out, 1, out.device.stream("out"), name="W1.forward#0", **promises)
@@ -299,3 +299,47 @@ def test_arrays_beside_tensors_may_be_written_to(ends: Any) -> None:
     got = Channel(ends).carried([torch.ones(2), np.zeros(20_000)])
     got[1][0] = 1.0
     assert got[1][0] == 1.0
+
+
+class ForAll:
+    """The writing end of an ordinary channel with several readers."""
+
+    def __init__(self, records: list[Records]) -> None:
+        self._records = records
+
+    def write(self, value: Any, timeout: float = -1.0) -> None:
+        for records in self._records:
+            records.write(value)
+
+    def write_failure(self, payload: Any, buffers: Any, timeout: float = -1.0) -> None:
+        for records in self._records:
+            records.write_failure(payload, buffers)
+
+
+def test_several_readers_of_one_link() -> None:
+    """Each value is broadcast; every reader gets all of it, in memory of its own."""
+    ends = connected("spread", 4)
+    try:
+        records = [Records() for _ in range(3)]
+        writer = DeviceWriter(ForAll(records), ends[0], 1, ends[0].device.stream("out"), name="W1.forward#0")
+        readers = [
+            DeviceReader(record, end, 0, end.device.stream("in"), name="W1.forward#0")
+            for record, end in zip(records, ends[1:], strict=True)
+        ]
+        for tensor in views().values():
+            writer.write({"t": tensor, "again": [tensor], "n": 3})
+            came = [reader.read() for reader in readers]
+            for value in came:
+                assert isinstance(value, Arriving)
+                for event in value.events:
+                    event.synchronize(_LIMIT_S)
+            values = [value.value() for value in came]
+            for value in values:
+                assert value["again"][0] is value["t"]
+                assert value["n"] == 3
+                assert (value["t"].shape, value["t"].dtype) == (tensor.shape, tensor.dtype)
+                assert torch.equal(value["t"], tensor)
+            assert len({value["t"].data_ptr() for value in values if tensor.numel()}) in (0, 3)
+    finally:
+        for end in ends:
+            end.abort(_LIMIT_S)

@@ -133,13 +133,17 @@ def test_what_the_driver_reads_stays_on_shared_memory() -> None:
     ]
 
 
-def test_each_reader_has_its_own_transfer() -> None:
+def test_several_readers_get_a_value_in_one_operation() -> None:
     value = bind(actor("W1").forward, InputNode()).with_tensor_transport("nccl")
     readers = [bind(actor(name).forward, value) for name in ("W2", "W3")]
     last = bind(actor("W1").join, *readers, value)
     plan = planned(build(last), ON_GPUS)
-    assert [str(link) for link in plan.links] == ["link 0 1 -> 2 over nccl", "link 1 1 -> 3 over nccl"]
-    assert sum(entry.transport is Transport.DEVICE for entry in plan.channels) == 2
+    assert [str(link) for link in plan.links] == ["link 0 1 -> 2, 3 over nccl"]
+    assert sum(entry.transport is Transport.DEVICE for entry in plan.channels) == 1
+    # Readers that share a device cannot be ranks of one communicator, so each has a transfer of its own.
+    shared = planned(build(last), ON_GPUS | {3: Place.gpu("cuda:0", ON_GPUS[2].hardware)})
+    assert [str(link) for link in shared.links] == ["link 0 1 -> 2 over nccl", "link 1 1 -> 3 over nccl"]
+    assert sum(entry.transport is Transport.DEVICE for entry in shared.channels) == 2
     # One reader on the CPU keeps the value of all on shared memory.
     places = ON_GPUS | {3: LAPTOP}
     with pytest.raises(CompileError, match="actor W3: it has no GPU"):
@@ -280,16 +284,17 @@ def test_streams_follow_the_policy_and_its_limit() -> None:
     first = bind(hub.forward, InputNode()).with_tensor_transport("nccl")
     leaves = [bind(actor(f"L{index}").forward, first).with_tensor_transport("nccl") for index in range(4)]
     graph = build(bind(hub.join, *leaves))
+    assert lines(planned(graph, ON_GPUS), "link")[0] == "link 0 1 -> 2, 3, 4, 5 over nccl"
     for policy in StreamPolicy:
         plan = planned(graph, ON_GPUS, policy=policy, max_links=8)
         assert {entry.policy for entry in plan.streams} == {policy}
-    assert "streams 1 direction instead of link 8 links limit 6" in lines(planned(graph, ON_GPUS), "streams")
+    assert "streams 1 direction instead of link 5 links limit 4" in lines(planned(graph, ON_GPUS, max_links=4), "streams")
     in_order = planned(graph, ON_GPUS, early_receives=False)
     assert overlap(in_order) == planned(graph, ON_GPUS)
 
 
 def test_options_of_an_edge_reach_its_transfers() -> None:
-    """`sender_keeps` and `streams` hold for each reader of the value, and only where it moves between devices."""
+    """`sender_keeps` and `streams` hold for all readers of the value, and only where it moves between devices."""
     a, b, c = actor("A"), actor("B"), actor("C")
     first = bind(a.forward, InputNode()).with_tensor_transport("nccl")
     first.with_channel_options(sender_keeps=True, streams=(5, 0))
@@ -298,17 +303,15 @@ def test_options_of_an_edge_reach_its_transfers() -> None:
     plan = planned(build(last), ON_GPUS)
     assert lines(plan, "channel", "streams", "send") == [
         'channel 0 "input" 0 -> 1',
-        'channel 1 "A.forward#0" 1 -> 2 transport device sender_keeps yes hint nccl',
+        'channel 1 "A.forward#0" 1 -> 2, 3 transport device sender_keeps yes hint nccl',
         'channel 2 "A.forward#1" 1 -> 2',
         'channel 3 "B.join#2" 2 -> 0',
         'channel 4 "C.forward#3" 3 -> 0',
-        'channel 5 "A.forward#0" 1 -> 3 transport device sender_keeps yes hint nccl',
-        'channel 6 "A.forward#0" 1 -> 0 hint nccl because "the driver has no device"',
-        "streams 1 link given 1, 5",
+        'channel 5 "A.forward#0" 1 -> 0 hint nccl because "the driver has no device"',
+        "streams 1 link given 1",
         "streams 2 link given 1",
-        "streams 3 link given 5",
+        "streams 3 link given 1",
         "send 1 from r1 on link 0 stream 5 beside",
-        "send 5 from r1 on link 1 stream 5 beside",
     ]
 
 

@@ -80,7 +80,7 @@ def random_plan(rng: random.Random, exchanged: bool = False) -> tuple[Graph, Pla
         and rng.random() < share
     ]
     keeps = [channel for channel in devices if rng.random() < 0.5]
-    plan = place_on_device(plan, devices, sender_keeps=keeps)
+    plan = place_on_device(plan, devices, sender_keeps=keeps, broadcast=[channel for channel in devices if rng.random() < 0.5])
     given = {}
     if rng.random() < 0.3:
         sends = [action.channel for entry in plan.actors for action in entry.actions if isinstance(action, Send)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -134,7 +133,7 @@ def test_plans_without_edges_on_devices_stay_as_they_are() -> None:
 def test_one_edge_on_devices_leaves_the_others() -> None:
     plan = lower(skip_connection(), "skip connection")
     placed = assign_streams(place_on_device(plan, [2]))
-    assert placed.links == (Link(0, 2, 3),)
+    assert placed.links == (Link(0, 2, (3,)),)
     assert [channel.id for channel in placed.channels if channel.transport is Transport.DEVICE] == [2]
     assert placed.actors[0] == plan.actors[0]
     assert len(placed.channels) == len(plan.channels)
@@ -205,9 +204,9 @@ actor 2 registers 3
 
 BROKEN = [
     ("link 1 2", "link 3 2", "links are not numbered"),
-    ("link 1 2 -> 1", "link 1 2 -> 0", "does not lead from one actor to another"),
-    ("link 1 2 -> 1", "link 1 2 -> 2", "does not lead from one actor to another"),
-    ("link 1 2 -> 1", "link 1 2 -> 9", "does not lead from one actor to another"),
+    ("link 1 2 -> 1", "link 1 2 -> 0", "does not lead from one actor to others"),
+    ("link 1 2 -> 1", "link 1 2 -> 2", "does not lead from one actor to others"),
+    ("link 1 2 -> 1", "link 1 2 -> 9", "does not lead from one actor to others"),
     ('"B.f#2" 2 -> 1', '"B.f#2" 2 -> 1 sender_keeps yes', "sender_keeps is for a channel between devices"),
     ('"B.f#2" 2 -> 1', '"B.f#2" 2 -> 1 transport device', "it takes a send and a recv"),
     ('"input" 0 -> 1', '"input" 0 -> 1 transport device', "it takes a send and a recv"),
@@ -247,18 +246,6 @@ def test_a_send_behind_another_call_is_refused() -> None:
     late = GOOD.replace(send, "").replace("  r0 = 1:f(r1)\n", "  r0 = 1:f(r1)\n" + send)
     with pytest.raises(CompileError, match="another call stands between it and the call whose value it sends"):
         verify(parse_plan(late))
-
-
-def test_a_channel_between_devices_has_one_reader() -> None:
-    plan = parse_plan(
-        GOOD.replace('"input" 0 -> 1', '"input" 0 -> 1, 2').replace(
-            "registers 3\n  r0 = recv", "registers 4\n  r3 = read 0\n  release r3\n  r0 = recv"
-        )
-    )
-    verify(plan)
-    channels = (replace(plan.channels[0], transport=Transport.DEVICE), *plan.channels[1:])
-    with pytest.raises(CompileError, match="a channel between devices has one reader"):
-        verify(replace(plan, channels=channels))
 
 
 def test_receives_that_move_know_of_queues_that_streams_share() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from raycomm.plan import (
     DeviceStreams,
     FromChannel,
     FromInput,
+    Group,
     Input,
     Link,
     Plan,
@@ -74,7 +77,10 @@ hints, devices = st.sampled_from(TensorTransport), st.sampled_from(TensorDevice)
 tensors = st.one_of(st.none(), st.builds(TensorEdge, hints, devices, st.booleans(), st.booleans(), st.one_of(st.none(), names)))
 settings_given = (perhaps, perhaps, flags, flags, transports, st.booleans(), tensors)
 channels = st.builds(Channel, numbers, names, numbers, some_numbers, *settings_given)
-links = st.builds(Link, numbers, numbers, numbers, st.one_of(st.none(), st.sampled_from(Backend)))
+several = st.lists(numbers, min_size=1, max_size=3).map(tuple)
+over = st.one_of(st.none(), st.sampled_from(Backend))
+links = st.builds(Link, numbers, numbers, several, over)
+groups = st.builds(Group, numbers, several, over, st.one_of(st.none(), names))
 policies = st.sampled_from(StreamPolicy)
 given_channels = st.one_of(st.just(()), some_numbers)
 streams = st.one_of(
@@ -116,7 +122,7 @@ actions = st.one_of(
         some_numbers,
         st.one_of(st.just(()), some_numbers),
         st.one_of(st.just(()), some_numbers),
-    ),
+    ).flatmap(lambda action: st.one_of(st.just(action), st.builds(replace, st.just(action), group=numbers, stream=perhaps))),
 )
 
 
@@ -137,6 +143,7 @@ def plans(draw: st.DrawFn) -> Plan:
         signature=draw(st.builds(Signature, st.one_of(st.none(), numbers), st.lists(names, max_size=3).map(tuple))),
         links=tuple(draw(st.lists(links, max_size=2))),
         streams=tuple(draw(st.lists(streams, max_size=2))),
+        groups=tuple(draw(st.lists(groups, max_size=2))),
     )
 
 

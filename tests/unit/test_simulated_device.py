@@ -281,7 +281,7 @@ def test_a_collective_needs_all_ranks_and_equal_tensors() -> None:
     events.append(link.post_collective("allreduce", 2, filled(streams[2], 2), outs[2], streams[2], "sum"))
     for event in events:
         event.synchronize()
-    assert [out.content for out in outs] == [("allreduce", "sum", None, rank, (0, 1, 2)) for rank in range(3)]
+    assert [out.content for out in outs] == [("allreduce", "sum", rank, (0, 1, 2)) for rank in range(3)]
     wrong = [device.allocate((rank,), "f", stream) for rank, (device, stream) in enumerate(zip(devices, streams, strict=True))]
     events = [link.post_collective("allreduce", rank, wrong[rank], outs[rank], streams[rank], "sum") for rank in range(3)]
     for event in events:
