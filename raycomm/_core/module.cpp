@@ -160,6 +160,10 @@ NB_MODULE(_core, m) {
         const uint64_t closed = a.graph->closed();
         return std::pair<uint32_t, uint32_t>(static_cast<uint32_t>(closed), static_cast<uint32_t>(closed >> 32));
       })
+      .def("closed_at", [](const Arena& a, uint32_t process) {
+        const uint64_t closed = a.graph->peer(process)->header().closed.load(std::memory_order_seq_cst);
+        return std::pair<uint32_t, uint32_t>(static_cast<uint32_t>(closed), static_cast<uint32_t>(closed >> 32));
+      }, "process"_a)
       .def("alive", [](const Arena& a, uint32_t process) { return a.graph->alive(process); }, "process"_a)
       .def("ended_with", [](const Arena& a, uint32_t process) -> nb::object {
         const std::optional<int> status = a.graph->ended_with(process);

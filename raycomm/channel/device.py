@@ -24,6 +24,7 @@ more or less on it, the next value's tensors would arrive in this one's place.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -64,8 +65,8 @@ class DeviceWriter:
         allow_pickle: for the rest of values.
 
     Attributes:
-        lent: the sends of the last value that read its own memory, though its maker may write to that. Before anything does, the
-            maker's stream has to wait for them.
+        lent: the sends of the last value that read its own memory, though its maker, or who is given it, may write to that.
+            Before anything does, the maker's stream, or its host, has to wait for them.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class DeviceWriter:
         self._last: tuple[Structure, tuple[_Metadata, ...]] | None = None
         self._promised: tuple[_Metadata, ...] | None = None
         self.lent: list[Event] = []
+        self._held: deque[tuple[Event, Any]] = deque()
 
     def write(self, value: Any, timeout: float = NO_LIMIT, after: Sequence[Event] = ()) -> None:
         """Write the record and launch the sends. Blocks while the reader is a whole ring of records behind.
@@ -102,7 +104,7 @@ class DeviceWriter:
 
         Args:
             timeout: seconds.
-            after: what the sends wait for, where the value is still arriving, into memory that nobody writes to again.
+            after: what the sends wait for, where the value is still arriving. It is not copied then, wherever it lies.
 
         Raises:
             raycomm._core.TimedOut: no room for the record within `timeout` seconds; nothing was published or launched.
@@ -146,10 +148,13 @@ class DeviceWriter:
             sent = [self._send(tensor) for tensor, _ in flat]
         except BaseException as error:
             raise broken(self._link, f"sending {self._name} to rank {self._peer}", error) from None
-        if self._keeps or after or compute is None:
-            self.lent = []
-        else:
-            self.lent = [event for event, (plain, _), own in zip(sent, flat, tensors, strict=True) if _same_memory(plain, own)]
+        uncopied = [(event, own) for event, (plain, _), own in zip(sent, flat, tensors, strict=True) if _same_memory(plain, own)]
+        self.lent = [] if self._keeps else [event for event, _ in uncopied]
+        # The device's allocator keeps what is its own; memory of another library lives as long as who holds it.
+        while self._held and self._held[0][0].complete:
+            self._held.popleft()
+        if compute is not None:
+            self._held += uncopied
 
     def _send(self, tensor: Any) -> Event:
         if self._link.size == 2:

@@ -79,12 +79,12 @@ def encode(value: torch.Tensor, index: int) -> tuple[bytes, memoryview]:
     copy in host memory, for which this blocks until the GPU has come so far."""
     flags = (REQUIRES_GRAD if value.requires_grad else 0) | (IS_PARAMETER if type(value) is torch.nn.Parameter else 0)
     dtype = value.dtype
-    flips = dtype is _COMPLEX32 and (value.is_conj(), value.is_neg())
     plain = value.detach()
     device = DEVICE_CPU
     if value.device.type == _GPU:
         _check_storage(plain)
         device, plain = DEVICE_CUDA, plain.cpu()
+    flips = dtype is _COMPLEX32 and (plain.is_conj(), plain.is_neg())
     if not flips:
         plain = plain.resolve_conj().resolve_neg()
     shape, strides = tuple(plain.shape), None

@@ -121,7 +121,7 @@ class CpuDevice:
 
     def allocate(self, shape: Shape, dtype: torch.dtype, stream: CpuStream) -> torch.Tensor:
         """Uninitialized memory."""
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
     def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
         """Keep `tensor` until what is in `stream` has ended."""

@@ -212,6 +212,10 @@ class CudaDevice:
         with torch.cuda.stream(stream.torch):
             work()
 
+    def use(self) -> None:
+        """Make it the one that torch uses on this thread unless told otherwise."""
+        torch.cuda.set_device(self.torch)
+
     def selected(self) -> AbstractContextManager[None]:
         """Inside, this thread's CUDA calls are about this device."""
         return torch.cuda.device(self.torch)

@@ -132,16 +132,16 @@ class GlooCommunicator:
         check_peer(self, peer)
         if into is not None:
             check_buffer(self, into, shape, dtype, peer)
-        tensor = torch.empty(shape, dtype=dtype) if into is None else into
+        tensor = torch.empty(shape, dtype=dtype, device="cpu") if into is None else into
 
         def work(group: _Gloo) -> None:
-            header = torch.zeros(_HEADER_BYTES, dtype=torch.uint8)
+            header = torch.zeros(_HEADER_BYTES, dtype=torch.uint8, device="cpu")
             _recv(group, header, peer)
             size, sent = _parsed(header)
             expected = shape_text(shape, dtype)
             if sent != expected:
                 if size:
-                    _recv(group, torch.empty(size, dtype=torch.uint8), peer)
+                    _recv(group, torch.empty(size, dtype=torch.uint8, device="cpu"), peer)
                 text = f"{who(self)} receives {expected} from rank {peer}, which sent {sent}"
                 raise TensorMismatchError(text, expected=expected, given=sent, **about(self, peer))
             if size:
@@ -212,7 +212,7 @@ class GlooCommunicator:
         op: str | None = None,
     ) -> Received:
         check_tensor(self, tensor)
-        out = torch.empty(shape, dtype=tensor.dtype)
+        out = torch.empty(shape, dtype=tensor.dtype, device="cpu")
         mine, data = _header(tensor, f"{kind} {op}"), _bytes(tensor)
 
         def work(group: _Gloo) -> None:
@@ -296,7 +296,7 @@ class GlooCommunicator:
     def _watch_peer(self, peer: int) -> None:
         assert self._group is not None
         try:
-            self._group.recv([torch.zeros(1, dtype=torch.uint8)], peer, _WATCH).wait(_NO_LIMIT)
+            self._group.recv([torch.zeros(1, dtype=torch.uint8, device="cpu")], peer, _WATCH).wait(_NO_LIMIT)
         except RuntimeError as error:
             text = f"rank {peer} of {self.name} is gone, as {who(self)} sees: its process ended or aborted ({_first_line(error)})"
             self._broke(PeerDiedError(text, **about(self, peer)))
@@ -306,7 +306,7 @@ class GlooCommunicator:
         """Break all connections of this rank, which ends all its waits: what gloo does when a wait passes its limit."""
         peer = (self.rank + 1) % self.size
         try:
-            group.recv([torch.zeros(1, dtype=torch.uint8)], peer, _ABORT).wait(timedelta(milliseconds=1))
+            group.recv([torch.zeros(1, dtype=torch.uint8, device="cpu")], peer, _ABORT).wait(timedelta(milliseconds=1))
         except RuntimeError:
             pass
 

@@ -33,6 +33,7 @@ from raycomm.errors import (
 
 _SETUP_S = 60.0  # For the first operation of a communicator that was not warmed up.
 _WHY_S = 0.5
+_USED_S = 0.2
 # By names of cupy's constants, which are NCCL's numbers. What is not here is combined from the tensors of all ranks.
 _OPS = {"sum": "NCCL_SUM", "product": "NCCL_PROD", "min": "NCCL_MIN", "max": "NCCL_MAX", "avg": "NCCL_AVG"}
 _DTYPES = {
@@ -55,8 +56,8 @@ class NcclCommunicator:
         name: unique among the communicators that use the store.
         address: of this host, as the others reach it.
         library: cupy's binding of NCCL; None: `cupy.cuda.nccl`.
-        before_abort: called, perhaps by several threads and more than once, when this communicator has failed and before its
-            transfers are ended; `failure` is known by then.
+        before_abort: called with the reason, perhaps by several threads and more than once, when this communicator has failed
+            and before its transfers are ended.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class NcclCommunicator:
         device: CudaDevice,
         address: str = "127.0.0.1",
         library: Any = None,
-        before_abort: Callable[[], object] | None = None,
+        before_abort: Callable[[CommunicatorError], object] | None = None,
     ) -> None:
         self.name = name
         self.rank = rank
@@ -83,6 +84,7 @@ class NcclCommunicator:
         self._comm: Any = None
         self._failure: CommunicatorError | None = None
         self._lock = threading.Lock()
+        self._using = threading.Lock()  # while NCCL's communicator is called, so that it is not freed meanwhile
         self._last: tuple[CudaStream, CudaEvent] | None = None
 
     def warm_up(self, limit_s: float) -> None:
@@ -190,11 +192,12 @@ class NcclCommunicator:
 
     def check(self) -> None:
         """Raise what NCCL says of transfers that have failed."""
-        if self._comm is not None:
-            try:
-                self._comm.check_async_error()
-            except RuntimeError as error:
-                raise self._broke(self._late(error, "a transfer")) from error
+        try:
+            with self._using:
+                if self._comm is not None and self._made is not None:
+                    self._comm.check_async_error()
+        except Exception as error:  # cupy knows some errors of NCCL by number only, and stumbles
+            raise self._broke(self._late(error, "a transfer")) from error
 
     def abort(self, limit_s: float) -> None:
         """End all operations. See the interface."""
@@ -205,7 +208,8 @@ class NcclCommunicator:
         check_tensor(self, tensor)
         on = self._stream(Use.COLLECTIVE, stream, None)
         average_of_integers = op == "avg" and not tensor.is_floating_point()
-        if average_of_integers or op not in _OPS or tensor.dtype not in _DTYPES:
+        known = tensor.dtype in _DTYPES and hasattr(self._nccl, _DTYPES[tensor.dtype])
+        if average_of_integers or op not in _OPS or not known:
             return self._combine(kind, tensor, shape, op, on)
         out = self.device.allocate(shape, tensor.dtype, on)
         data = self._data(tensor, on)
@@ -221,7 +225,7 @@ class NcclCommunicator:
         """What NCCL has no operation for: gather, then combine on the device, in order of rank."""
         whole = self.device.allocate((self.size, *tensor.shape), tensor.dtype, on)
         try:
-            combine(kind, op, None, self.rank, [torch.empty((self.size,), dtype=tensor.dtype)] * self.size)
+            combine(kind, op, None, self.rank, [torch.empty((self.size,), dtype=tensor.dtype, device="cpu")] * self.size)
         except (ValueError, RuntimeError, TypeError) as error:  # the operation is not for this dtype
             text = f"{kind} on {self.name} with {op} of {shape_text(tensor.shape, tensor.dtype)}: {error}"
             raise CollectiveError(text, collective=f"{kind} on {self.name}") from error
@@ -270,9 +274,11 @@ class NcclCommunicator:
             on.wait(self._last[1])
         if all(tensor.numel() for tensor in kept):
             try:
-                with self.device.selected():
+                with self.device.selected(), self._using:
+                    if self._made is None:
+                        raise RuntimeError("the communicator is aborted")
                     launch(self._comm, on.handle)
-            except RuntimeError as error:
+            except Exception as error:
                 raise self._broke(self._late(error, what, peer)) from error
             for tensor in kept:
                 self.device.record_stream(tensor, on)
@@ -338,7 +344,7 @@ class NcclCommunicator:
         """What the gloo group says, of this communicator."""
         return type(error)(f"{who(self)}: {error}", **{**error.attributes, **about(self, error.peer)})
 
-    def _late(self, error: RuntimeError, what: str, peer: int | None = None) -> CommunicatorError:
+    def _late(self, error: Exception, what: str, peer: int | None = None) -> CommunicatorError:
         """NCCL says that something failed, not why. That a rank has died the group says, if perhaps a moment later."""
         end = time.monotonic() + _WHY_S
         while time.monotonic() < end:
@@ -360,9 +366,14 @@ class NcclCommunicator:
         with self._lock:
             self._failure = self._failure or error.fresh()
         if self._before_abort is not None:
-            self._before_abort()  # always: whoever comes second waits for it, too
+            self._before_abort(self._failure)  # always: whoever comes second waits for it, too
+        # Not under the hands of who launches or looks. NCCL's calls return at once but for set-up; one that does not is no
+        # reason to wait for ever.
+        held = self._using.acquire(timeout=_USED_S)
         with self._lock:
             comm, self._made = self._made, None
+        if held:
+            self._using.release()
         if comm is not None:
             thread = threading.Thread(target=comm.abort, name=f"raycomm abort {self.name}", daemon=True)
             thread.start()

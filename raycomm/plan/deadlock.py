@@ -8,6 +8,8 @@ execution or a number of executions earlier. Arcs within one execution:
 - a read, and a receive before it launches, wait for the write or send of their channel. A collective is a write and then reads;
 - a transfer waits until both its ends are launched, for what was launched before it on its stream at either end, and for the
   earlier transfers of its link, at either end: a communicator runs its operations in their order, whatever their streams;
+- what is sent was made on the stream of computations, so its transfer waits for what was launched before on that; what goes
+  through the host is copied on it, and the host waits, too;
 - a call waits for the transfers that fill its registers, for what was launched before it on the stream of computations, and for
   the earlier sends of its actor that are not `beside` it. A method may look at its values, so its actor waits with it: a plan
   that passes does so whatever the methods do;
@@ -137,6 +139,7 @@ class _Waits:
                 self._arc(before, node)
             before = node
             filled, used = filled_and_used(action)
+            computing = in_queue.get(COMPUTE_STREAM)
             if isinstance(action, (Send, Recv)):
                 transfer = self._transfer[action.channel]
                 self._arc(node, transfer)
@@ -147,6 +150,8 @@ class _Waits:
                     transfer_in[action.register] = transfer
                 else:
                     self._filled_by[action.channel] = node
+                    if computing is not None:
+                        self._arc(computing, transfer)
                     if action.register in transfer_in:  # what a collective gives
                         self._arc(transfer_in[action.register], transfer)
                     if not action.beside:
@@ -154,8 +159,8 @@ class _Waits:
                 continue
             if isinstance(action, (Compute, Collective, Write)):
                 awaited = [transfer_in[register] for register in used if register in transfer_in]
+                awaited += [computing] if computing is not None else []
                 if isinstance(action, Compute):
-                    awaited += [in_queue[COMPUTE_STREAM]] if COMPUTE_STREAM in in_queue else []
                     awaited += sending
                     sending.clear()
                 for transfer in dict.fromkeys(awaited):
@@ -163,6 +168,8 @@ class _Waits:
             for register in filled:
                 transfer_in.pop(register, None)
             if isinstance(action, Read):
+                if computing is not None:
+                    self._arc(computing, node)
                 self._taken_by.append((action.channel, node))
             elif isinstance(action, Write):
                 self._fill(action.channels, node)
@@ -177,6 +184,8 @@ class _Waits:
                 if action.group is not None:
                     transfer = self._meeting[action.parts]
                     self._arc(reads, transfer)
+                    if computing is not None:
+                        self._arc(computing, transfer)
                     self._follow(in_queue, queue_of(action.stream or COMPUTE_STREAM, self._hardware_queues), transfer)
                     self._follow(on_link, (Collective, action.group), transfer)
                     transfer_in.update(dict.fromkeys(action.outputs, transfer))

@@ -34,6 +34,7 @@ class Blueprint:
     layout: int = 0
     faults: tuple[Fault, ...] = ()
     meeting: Meeting | None = None  # where the ends of links meet, see `links.meeting_point`
+    device: str | None = None  # the GPU that the actor has said it uses
     loop: Callable[..., Any] | None = None  # makes what runs the actions; None: `Loop`
 
 

@@ -29,7 +29,7 @@ from raycomm.graph import Adapter, Graph, build
 from raycomm.graph.model import Actor, Const
 from raycomm.observe.board import Board
 from raycomm.options import LoopThread, Options
-from raycomm.plan import Plan, lower, on_devices, verify
+from raycomm.plan import Place, Plan, lower, on_devices, verify
 from raycomm.runtime.actor_thread import lend_thread
 from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, ring_slots, rings_of
 from raycomm.runtime.conversation import BUSY, Conversation
@@ -82,6 +82,7 @@ def compile_graph(
     processes = len(plan.processes)
     _check_free(graph, name)
     actors = Conversation(graph, [process.label for process in plan.processes], name, options)
+    places: dict[int, Place] = {}
     if graph.hints or graph.collectives:
         places = places_of(graph, options.device, actors)
         plan = on_devices(plan, graph, places, policy=options.stream_policy, early_receives=options.overlap)
@@ -91,7 +92,7 @@ def compile_graph(
     arena.join(DRIVER)
     try:
         with meeting_point(plan) as meeting:
-            addresses = _SetUp(graph, plan, options, arena, actors, meeting, loop).run()
+            addresses = _SetUp(graph, plan, options, arena, actors, places, meeting, loop).run()
         pids = {DRIVER: os.getpid()} | {address.process: address.pid for address in addresses}
         board = Board(plan, arena, pids, ring_slots(plan, options))
         actor_ids = {actor.index + 1: actor.key for actor in graph.actors}
@@ -158,6 +159,7 @@ class _SetUp:
         options: Options,
         arena: ShmArena,
         actors: Conversation,
+        places: dict[int, Place],
         meeting: Meeting | None,
         loop: Callable[..., Any] | None,
     ) -> None:
@@ -169,6 +171,7 @@ class _SetUp:
         actors.nonce = arena.address.nonce
         self._faults = faults_by_actor(graph, plan.name, injected())
         self._meeting = meeting
+        self._places = places
         self._loop = loop
         self._node = ray.get_runtime_context().get_node_id()
 
@@ -208,6 +211,7 @@ class _SetUp:
             layout=_core.LAYOUT_VERSION,
             faults=self._faults.get(actor.index, ()),
             meeting=self._meeting,
+            device=self._places[actor.index + 1].device if self._places else None,
             loop=self._loop,
         )
         handle: Any = actor.handle

@@ -10,12 +10,14 @@ execution, they are combined there, as without a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from raycomm.channel.device import ANY_SIZE, Arriving, broken, in_one_piece
+from raycomm.codec import Failure
+from raycomm.codec.tensor import is_exact
 from raycomm.device import Communicator, Received, Stream
 from raycomm.device.combining import combine
 from raycomm.graph.model import CollectiveKind
@@ -24,6 +26,8 @@ from raycomm.runtime.collectives import Exchange
 from raycomm.runtime.reduction import Mismatch, Spec
 
 _ON_DEVICE = "device"
+
+_T = TypeVar("_T")
 
 
 class DeviceExchange(Exchange):
@@ -60,7 +64,18 @@ class DeviceExchange(Exchange):
         return super()._message(given)
 
     def _moves(self, value: Any) -> bool:
-        return type(value) in (torch.Tensor, torch.nn.Parameter) and self._link.device.holds(value)
+        return is_exact(value) and self._link.device.holds(value) and not (value.is_quantized or value.is_nested)
+
+    def _guarded(self, compute: Callable[[], _T], ranks: list[list[Spec]], execution: int) -> _T | Failure:
+        """After the exchange only what all ranks find alike fails the execution: if one alone did, it would launch less."""
+        if not ranks:
+            return super()._guarded(compute, ranks, execution)
+        try:
+            return compute()
+        except Mismatch as problem:
+            return Failure.capture(self._refusal(problem, ranks, execution), self._label, execution)
+        except Exception as error:
+            raise broken(self._link, f"taking part in {self._label}", error) from None
 
     def _check(self, ranks: list[list[Spec]]) -> None:
         looked_at = ranks if self._action.root is None else [ranks[self._action.root]]
@@ -73,7 +88,8 @@ class DeviceExchange(Exchange):
         spec, op = looked_at[0][0], self._action.op
         if op is not None and spec.kind == _ON_DEVICE and spec.dtype not in self._combines:
             try:
-                combine(str(self._action.kind), str(op), None, 0, [torch.zeros(len(ranks), dtype=getattr(torch, spec.dtype))] * 2)
+                probe = torch.zeros(len(ranks), dtype=getattr(torch, spec.dtype), device="cpu")
+                combine(str(self._action.kind), str(op), None, 0, [probe] * len(ranks))
             except (ValueError, RuntimeError, TypeError) as error:
                 raise Mismatch(f"{op.name} is not for {spec.dtype} tensors ({error}); convert them first") from None
             self._combines.add(spec.dtype)

@@ -5,7 +5,9 @@ the links in the plan's order; whoever waits for the other end of one waits for 
 Set-up has no limit of its own: the driver has one, `compile_timeout`, and closes the graph when it passes.
 
 A link over NCCL that fails is aborted, and what waits for its transfers on the device goes on with memory that nothing has come
-into. So the links that this actor sends on are aborted before it: no other actor is to get what is computed from that.
+into. What is computed from that is to reach nobody. So the graph is ended first, at the driver and the neighbours, and then all
+that this actor sends on is aborted. Whoever has it all the same looks, before anything leaves the devices, whether the graph has
+ended (`transfers`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from raycomm import _core
 from raycomm.channel import Deadline
 from raycomm.device import Communicator
 from raycomm.errors import CommunicatorError, CompileError
@@ -84,12 +85,13 @@ class Links:
         plan: has the links.
         process: the actor's index in it.
         meeting: from `meeting_point`.
+        device: the GPU to use, such as ``cuda:0``; None: the one that torch uses on this thread.
 
     Attributes:
         late: what has not arrived that a call was given, and for how many seconds that is so; set by whoever knows.
     """
 
-    def __init__(self, plan: Plan, process: int, meeting: Meeting | None) -> None:
+    def __init__(self, plan: Plan, process: int, meeting: Meeting | None, device: str | None = None) -> None:
         self._plan = plan
         self._process = process
         parts: list[Link | Group] = [*plan.links, *plan.groups]
@@ -97,8 +99,11 @@ class Links:
         self._ends: dict[Link | Group, Communicator] = {}
         self._devices: dict[Callable[..., Any], Any] = {}  # by what makes them
         self._meeting = meeting
-        self._failing = threading.RLock()
+        self._gpu = device
+        self._failing = threading.Lock()
         self._failed = False
+        self._first: frozenset[Link | Group | None] = frozenset()  # what is aborted before what has failed
+        self._end: Callable[[CommunicatorError], None] | None = None
         self.late: Callable[[], tuple[float, str] | None] = _nothing
 
     def __bool__(self) -> bool:
@@ -139,12 +144,20 @@ class Links:
     def close(self) -> None:
         """Abort all ends, and with them every transfer under way. Blocks for a second at most. Repeated calls do nothing."""
         ends = self._senders_first()
+        self._failed = True  # as far as others are concerned: the graph has ended
         self._ends = {}
         self.late = _nothing
+        self._abort(ends, _ABORT_S)
+        for device in self._devices.values():
+            device.close()
+        self._devices.clear()
+
+    def _abort(self, ends: list[Communicator], limit_s: float) -> None:
+        """Side by side. Blocks for `limit_s` seconds at most."""
         threads = [
-            threading.Thread(target=end.abort, args=(_ABORT_S,), name=f"raycomm abort {end.name}", daemon=True) for end in ends
+            threading.Thread(target=end.abort, args=(limit_s,), name=f"raycomm abort {end.name}", daemon=True) for end in ends
         ]
-        deadline = Deadline(_ABORT_S)
+        deadline = Deadline(limit_s)
         started = []
         for thread in threads:
             with suppress(RuntimeError):  # no more threads: the others are aborted all the same
@@ -152,39 +165,39 @@ class Links:
                 started.append(thread)
         for thread in started:
             thread.join(deadline.left())
-        for device in self._devices.values():
-            device.close()
-        self._devices.clear()
 
     @contextmanager
-    def watched(self, look: Callable[[], None]) -> Iterator[None]:
+    def watched(self, look: Callable[[], None], end: Callable[[CommunicatorError], None]) -> Iterator[None]:
         """Inside, a thread looks now and then, and aborts all ends once the graph has ended or one of them has failed: this one
         may wait in the device's driver, and nothing else ends that. It also says in the log what is late. Only where code runs on
         streams.
 
         Args:
             look: see `warm_up`.
+            end: ends the graph, for the reason given; called, by any thread, when an end has failed and before it is aborted.
         """
         if not self.on_streams:
             yield
             return
         ended = threading.Event()
+        self._end = end
 
         def watch() -> None:
             told_s = 0.0
             while not ended.wait(_WATCH_EVERY_S):
-                late_s, what = self.late() or (0.0, "")
-                if late_s >= max(FIRST_NOTICE_S, told_s + NEXT_NOTICE_S):
-                    logger.warning("graph %r: for %.0f s %s", self._plan.name, late_s, what)
-                    told_s = late_s
-                elif late_s < told_s:
-                    told_s = 0.0
                 try:
+                    late_s, what = self.late() or (0.0, "")
+                    if late_s >= max(FIRST_NOTICE_S, told_s + NEXT_NOTICE_S):
+                        logger.warning("graph %r: for %.0f s %s", self._plan.name, late_s, what)
+                        told_s = late_s
+                    elif late_s < told_s:
+                        told_s = 0.0
                     look()
                     for end in self._senders_first():
                         end.poll()
-                except (_core.Closed, CommunicatorError):
-                    self._fail()
+                except Exception as error:  # whatever it is: nobody else ends the waits of this actor
+                    text = f"links cannot be watched: {error!r}"
+                    self._fail(None, error if isinstance(error, CommunicatorError) else CommunicatorError(text))
                     for end in self._senders_first():
                         end.abort(0.0)
                     return
@@ -196,16 +209,22 @@ class Links:
         finally:
             ended.set()
             watcher.join(_ABORT_S)
+            self._end = None
 
-    def _fail(self) -> None:
-        """Abort what this actor sends on, unless that is done. Each end that is aborted calls this again."""
+    def _fail(self, failed: Link | Group | None, error: CommunicatorError) -> None:
+        """Before an end that has failed is aborted: end the graph, and abort all others that this actor sends on. Once; whoever
+        calls it meanwhile for an end that is not one of those waits until that is done."""
+        if failed in self._first:
+            return
         with self._failing:
             if self._failed:
                 return
             self._failed = True
-            for part, end in dict(self._ends).items():
-                if self._sends_on(part):
-                    end.abort(_FIRST_S)
+            if self._end is not None:
+                self._end(error)
+            first = {part: end for part, end in dict(self._ends).items() if self._sends_on(part) and part != failed}
+            self._first = frozenset(first)
+            self._abort(list(first.values()), _FIRST_S)
 
     def _senders_first(self) -> list[Communicator]:
         ends = dict(self._ends)
@@ -230,12 +249,12 @@ class Links:
         return GlooCommunicator(store, self._text(part), rank, size, device=device)
 
     def _end_over_nccl(self, part: Link | Group, store: Any, rank: int, size: int) -> Communicator:
-        """On the GPU that this thread uses unless told otherwise, as the actor's own thread did (see `thread_state`)."""
         from raycomm.device.cuda import CudaDevice
         from raycomm.device.nccl import NcclCommunicator
 
-        device = self._device_of(CudaDevice)
-        return NcclCommunicator(store, self._text(part), rank, size, device=device, before_abort=self._fail)
+        device = self._device_of(CudaDevice, None if self._gpu is None else int(self._gpu.partition(":")[2]))
+        device.use()  # as on the actor's own thread, whatever thread this is
+        return NcclCommunicator(store, self._text(part), rank, size, device=device, before_abort=partial(self._fail, part))
 
     def _device_of(self, make: Callable[..., Any], *args: Any) -> Any:
         """One of each kind for all links."""

@@ -163,7 +163,9 @@ def check(kind: CollectiveKind, op: ReduceOp | None, root: int | None, ranks: Se
     looked_at = ranks if root is None else [ranks[root]]
     if any(spec.kind == OTHER for specs in looked_at for spec in specs):
         needs = "every actor must give CPU tensors of torch, or every actor arrays of numpy, of numbers"
-        raise Mismatch(f"{needs}; for tensors on GPUs communicator='nccl' says what keeps the actors from combining them there")
+        if any("torch tensor on" in spec.dtype for specs in looked_at for spec in specs):
+            needs += "; for tensors on GPUs communicator='nccl' says what keeps these actors from combining them there"
+        raise Mismatch(needs)
     if any(specs != looked_at[0] for specs in looked_at):
         raise Mismatch("they must be alike in kind, dtype and shape")
     first, *others = looked_at[0]

@@ -11,13 +11,14 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from typing import Any
 
 import ray
 from ray.exceptions import AsyncioActorExit
 
 from raycomm import __version__, _core
-from raycomm.channel import Address, ShmArena, ShmReader, ShmWriter
+from raycomm.channel import Address, Deadline, ShmArena, ShmReader, ShmWriter
 from raycomm.errors import CommunicatorError, SerializationError
 from raycomm.options import LoopThread
 from raycomm.plan import Compute
@@ -34,6 +35,7 @@ from raycomm.testing.faults import Point
 logger = logging.getLogger("raycomm")
 
 _LOOK_EVERY_S = 0.2
+_DYING_S = 0.5  # the sockets of a process that dies go before it counts as dead
 _WHY_LENGTH = 1000  # of a message that fits its ring slot
 
 
@@ -128,7 +130,7 @@ class Member:
         self._arena = arena
         self._faults = faults
         self._report: ShmWriter | None = None
-        self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting)
+        self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting, blueprint.device)
         actors_thread = blueprint.options.loop_thread is LoopThread.ACTOR
         self._claim = Claim(blueprint.plan.name, blueprint.driver.nonce) if actors_thread else None
 
@@ -199,7 +201,7 @@ class Member:
         with loop:  # from here on: the graph may be closed before it runs
             self._faults.reach(Point.SETUP_READY)
             report.write(READY)
-            with lending(arena, plan), self._links.watched(self._look):
+            with lending(arena, plan), self._links.watched(self._look, self._end_for):
                 loop.run()
 
     def _say_why(self, error: BaseException) -> None:
@@ -207,6 +209,16 @@ class Member:
         if self._report is not None:
             with contextlib.suppress(Exception):
                 self._report.write(f"{type(error).__name__}: {error}"[:_WHY_LENGTH], 0.0)
+
+    def _end_for(self, error: CommunicatorError) -> None:
+        """End the graph because a link has failed. An actor that has died is the reason, if it is seen in time."""
+        arena = self._arena
+        patience = Deadline(_DYING_S)
+        while not (arena.closed[0] or arena.core.look_for_dead() or patience.over):
+            time.sleep(0.01)
+        if not arena.closed[0]:
+            self._say_why(error)
+            arena.close(_core.CLOSED_FAILED, self._blueprint.process)
 
     def _look(self) -> None:
         """Raise `Closed` if the graph has ended, or its driver is gone."""

@@ -28,6 +28,7 @@ from raycomm.options import Options
 from raycomm.plan import Action, ActorPlan, Collective, Compute, Plan, Release, Write
 from raycomm.plan.registers import filled_and_used, given
 from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send
+from raycomm.runtime.blueprint import DRIVER
 from raycomm.runtime.device_collectives import DeviceExchange
 from raycomm.runtime.hinted_devices import HintedDevices
 from raycomm.runtime.links import Links
@@ -98,7 +99,7 @@ class Transfers:
 
         def step() -> None:
             value, after = registers[register], ()
-            if type(value) is Arriving:  # from a collective, and sent on: nobody here has to wait for it
+            if type(value) is Arriving:  # from a collective, and sent on: nobody has to wait for it here
                 value, after = value.value(), value.events
             if type(value) is not Failure:
                 try:
@@ -153,11 +154,10 @@ class Transfers:
             steps.append(self._settle(arrival))
             if isinstance(arrival.action, Recv):
                 steps += self._moves.after(arrival.action)
+        if isinstance(action, Compute):
+            steps.append(self._take_back)
         if self._links.on_streams:
-            on_host = isinstance(action, Write) or (isinstance(action, Collective) and action.group is None)
-            if isinstance(action, Compute):
-                steps.append(self._take_back)
-            elif on_host:
+            if isinstance(action, Write) or (isinstance(action, Collective) and action.group is None):
                 steps.append(self._see_all)
             elif isinstance(action, (Send, Collective)):
                 steps.append(self._see_ended)
@@ -193,12 +193,14 @@ class Transfers:
         return step
 
     def _take_back(self) -> None:
-        """Have what the coming call launches wait for the sends of what it may write to."""
+        """Have what the coming call does wait for the sends of what it may write to."""
         for device, events in self._lent:
             stream = device.current_stream()
-            assert stream is not None
             for event in events:
-                stream.wait(event)
+                if stream is None:
+                    self._wait(event)
+                else:
+                    stream.wait(event)
         self._lent.clear()
 
     def _see_all(self) -> None:
@@ -207,6 +209,10 @@ class Transfers:
             entry = self._unseen[0]
             self._await(entry.event, entry.channel, entry.writer)
             self._unseen.popleft()
+        # Whoever aborts a link ends the graph at the driver before: what has arrived here may come of that, by way of others.
+        closed = self._arena.core.closed_at(DRIVER)
+        if closed[0]:
+            raise _core.Closed(*closed)
 
     def _see_ended(self) -> None:
         """Of what calls were given, look at what has ended. Does not block."""
@@ -218,12 +224,15 @@ class Transfers:
                 self._unseen.append(entry)
 
     def _late(self) -> tuple[float, str] | None:
-        """Of what calls were given and has not arrived, the oldest: for how many seconds, and what. Any thread may ask."""
-        entries = [entry for entry in self._unseen.copy() if not entry.event.complete]
+        """Of what calls were given and the host has not seen arrive, the oldest: for how many seconds, and what.
+
+        Any thread may ask. Events are not looked at: that would end the capture of a graph on the device, if one is under way.
+        """
+        entries = self._unseen.copy()
         if not entries:
             return None
         first, channel = entries[0], self._plan.channels[entries[0].channel]
-        text = f"{self._process.label} was given {channel.value} of execution {first.execution}, which has not arrived from "
+        text = f"{self._process.label} was given {channel.value} of execution {first.execution}, which may not have arrived from "
         return time.monotonic() - first.since, text + self._plan.processes[first.writer].label
 
     def _await(self, event: Event, channel: int, writer: int) -> None:

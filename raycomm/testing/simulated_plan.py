@@ -250,6 +250,7 @@ class _Actor:
                 match action:
                     case Read(channel, register):
                         self._registers[register] = yield from self._take(channel)
+                        yield self._compute.record()
                     case Write(channels, registers):
                         for channel, register in zip(channels, registers, strict=True):
                             value = yield from self._host_value(register)
@@ -286,6 +287,7 @@ class _Actor:
             return
         yield from self._put(action.channel, None)
         stream = self._device.stream(str(action.stream))
+        stream.wait(self._compute.record())
         if value.filled is not None:
             stream.wait(value.filled)
         link, tag = self._run.links[action.link], f"channel {action.channel}"
@@ -386,6 +388,7 @@ class _Actor:
         value = self._registers[action.args[element]]
         if isinstance(value, _OnDevice):
             tensor = value.tensor
+            stream.wait(self._compute.record())
             if value.filled is not None:
                 stream.wait(value.filled)
         else:  # made on the host, by a collective there
@@ -404,8 +407,9 @@ class _Actor:
         return _OnDevice(out, done, release=True)
 
     def _host_value(self, register: int) -> Program:
-        """The value as the host sees it."""
+        """The value as the host sees it, copied on the stream of computations."""
         value = self._registers[register]
+        yield self._compute.record()
         if not isinstance(value, _OnDevice):
             return value
         if value.filled is not None:

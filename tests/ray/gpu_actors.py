@@ -88,7 +88,8 @@ def pretend() -> None:
 
     real = nccl.NcclCommunicator
 
-    def device() -> Any:
+    def device(index: int | None) -> Any:
+        assert index in (0, None)
         return PretendGpu("cuda:0")
 
     def communicator(store: Any, name: str, rank: int, size: int, *, device: Any, **others: Any) -> Any:

@@ -268,9 +268,8 @@ def test_a_long_wait_is_told_in_the_log(
 ) -> None:
     from raycomm.observe import notice
 
-    monkeypatch.setattr(notice, "FIRST_NOTICE_S", 0.05)
-
     async def main(graph: Any) -> None:
+        monkeypatch.setattr(notice, "FIRST_NOTICE_S", 0.05)  # not before: set-up may take longer than that
         ref = await graph.execute_async(1)
         tasks = [asyncio.ensure_future(value_of(ref)), asyncio.ensure_future(graph.execute_async(2))]
         await soon(lambda: len(caplog.records) >= 2, "two lines")

@@ -264,16 +264,6 @@ def ray_unused(workers: list[Any]) -> Any:
         return workers[2].echo.bind(a)
 
 
-def nccl(workers: list[Any]) -> Any:
-    with InputNode() as x:
-        return bind(workers[1].echo, bind(workers[0].echo, x).with_tensor_transport("nccl"))
-
-
-def ray_nccl(workers: list[Any]) -> Any:
-    with RayInputNode() as x:
-        return workers[1].echo.bind(workers[0].echo.bind(x).with_tensor_transport("nccl"))
-
-
 def untriggered(workers: list[Any]) -> Any:
     with InputNode() as x:
         return bind(workers[0].pair, x, bind(workers[1].echo, 5))
@@ -309,8 +299,6 @@ REFUSED = [
     (only_input, "InputNode", "bind the input"),
     (unused, r"WorkerBody.*\.fail", "MultiOutputNode"),
     (ray_unused, r"WorkerBody.*\.fail", "MultiOutputNode"),
-    (nccl, r"'nccl'.*WorkerBody.*\.echo", "'shm'"),
-    (ray_nccl, r"WorkerBody.*\.echo", "'shm'"),
     (untriggered, r"WorkerBody.*\.echo.*no node among its arguments", "bind it to the InputNode"),
     (mixed_input, r"WorkerBody\.pair.*inp\[0\]", "parts everywhere"),
     (reserved_key, "'timeout'.*WorkerBody.echo", "another name"),

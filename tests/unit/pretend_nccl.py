@@ -109,6 +109,9 @@ class PretendGpu(CudaDevice):
     def run(self, stream: CudaStream, work: Callable[[], object]) -> None:
         stream.torch.launch("torch code", work)
 
+    def use(self) -> None:
+        pass
+
     @contextmanager
     def selected(self) -> Iterator[None]:  # type: ignore[override]
         yield

@@ -160,15 +160,19 @@ def test_a_failing_call_fails_its_execution_alone() -> None:
 
 
 def test_a_death_at_any_time_ends_all_waits() -> None:
+    told = 0
     for seed in range(200):
-        end = simulate(exchange(), WHOLE, seed=seed).time
-        died = end * (seed + 0.5) / 200
+        alone = simulate(exchange(), WHOLE, seed=seed)
+        died = alone.time * (seed + 0.5) / 200
         try:
-            simulate(exchange(), WHOLE, seed=seed, deaths={1 + seed % 2: died})
+            outcome = simulate(exchange(), WHOLE, seed=seed, deaths={1 + seed % 2: died})
         except (ActorDiedError, PeerDiedError) as error:
             assert "died" in str(error)
+            told += 1
         else:
-            assert died > 0.9 * end  # It had done its work.
+            assert outcome.results == alone.results  # It had done its work.
+            assert died > 0.5 * alone.time
+    assert told > 150
 
 
 def test_no_slots_is_a_hang_with_the_channel_named() -> None:
