@@ -100,6 +100,21 @@ def test_a_buffer_that_its_method_uses_again(ranks: list[Any], by: str, gate: Ga
             assert get(row) == [50_000 * (3.0 * number + 3)] * 3
 
 
+def test_a_result_that_is_sent_on_and_changed_here(ranks: list[Any], by: str, gate: Gate) -> None:
+    """The reader is slow. A method of the sender writes to what it is given, which is the memory that is being sent."""
+    with InputNode() as x:
+        late = bind(ranks[2].wait, x, gate.path)
+        reduced = raycomm.allreduce([bind(rank.tensor, x, (300_000,)) for rank in ranks[:2]], communicator=by)
+        changed = bind(ranks[0].total, bind(ranks[0].change, reduced[0].with_tensor_transport(by)))
+        node = MultiOutputNode([bind(ranks[2].total, reduced[0]), changed, late])
+    with raycomm.compile(node, overlap=False) as graph:
+        refs = [graph.execute(float(number)) for number in range(2)]
+        gate.wait_entered()
+        gate.open()
+        for number, row in enumerate(refs):
+            assert get(row)[:2] == [300_000 * (2.0 * number + 1), 300_000 * (2.0 * number + 101)]
+
+
 @pytest.mark.parametrize(
     ("method", "error", "match"),
     [
