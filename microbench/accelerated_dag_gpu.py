@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -93,6 +93,16 @@ def rows_of(device: Device, gpus: Gpus | str | None) -> dict[str, Row | GpuRow]:
     return {**(ROWS if device in (Device.AUTO, Device.CPU) else {}), **(GPU_ROWS if on_gpus else {})}
 
 
+def describe_device(device: Device, rows: Sequence[Row | GpuRow], found: Gpus | str | None) -> tuple[dict[str, Any], str]:
+    """What the rows run on: for the JSON document, and in a line."""
+    if device is Device.SIMULATED:
+        return {"device": "simulated", "note": NOTHING_OF_GPUS}, f"simulated; {NOTHING_OF_GPUS}"
+    if isinstance(found, Gpus) and any(isinstance(row, GpuRow) for row in rows):
+        name = "gpu" if all(isinstance(row, GpuRow) for row in rows) else "cpu and gpu"
+        return {"device": name, "gpu": found.describe()}, f"{name}; GPU rows on {found}"
+    return {"device": "cpu"}, f"cpu ({found})" if isinstance(found, str) else "cpu"
+
+
 def refuse(text: str) -> NoReturn:
     """One line on stderr, exit code 2."""
     print(text, file=sys.stderr)
@@ -128,18 +138,10 @@ def main(
             refuse(f"--json: cannot write {json}: {error.strerror}")
 
     console = report.make_console()
-    on_gpus = any(isinstance(row, GpuRow) for row in chosen)
-    machine = report.describe_machine() | {"device": str(device)}
+    facts, line = describe_device(device, chosen, found)
+    machine = report.describe_machine() | facts
     console.print(report.machine_line(machine), markup=False)
-    if device is Device.SIMULATED:
-        machine["note"] = NOTHING_OF_GPUS
-        console.print(f"device: simulated; {NOTHING_OF_GPUS}", markup=False, soft_wrap=True)
-    elif gpus is not None and on_gpus:
-        machine["gpu"] = gpus.describe()
-        console.print(f"device: {device}; GPU rows on {gpus}", markup=False, soft_wrap=True)
-    else:
-        why = f" ({found})" if isinstance(found, str) else ""
-        console.print(f"device: cpu{why}", markup=False, soft_wrap=True)
+    console.print(f"device: {line}", markup=False, soft_wrap=True)
 
     effort = QUICK if quick else FULL
     # A plain SIGTERM would end this process and skip the clean-up of its children.
@@ -156,7 +158,7 @@ def main(
         raise typer.Exit(130) from None
 
     report.show(console, report.results_table(results))
-    if on_gpus and (comparisons := split(results)):
+    if comparisons := split(results):
         report.show(console, report.split_table(comparisons))
     if rivals is Rivals.RAY:
         names = {result["row"] for result in results}

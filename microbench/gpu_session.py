@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import cycle
 from typing import Any, ClassVar
 
 from microbench.gpu_rows import GPU_ROWS, TORCH, GpuRow, Place, Wiring
 from microbench.harness import WARMUP_MIN_CALLS, Effort, Measurement, latency, time_calls
 from microbench.rivals.base import START_LIMIT_S, Calls
-from microbench.rivals.gpu_workers import Bare, GpuActors, GpuSystem
+from microbench.rivals.gpu_workers import Bare, GpuActors, GpuSystem, Worker
 from microbench.rows import RAY_GRAPH, RAYCOMM
 from microbench.session import WrongResult
 
@@ -21,9 +21,17 @@ BARE_FIRST = 5  # sends whose time says how many fill a round
 
 
 class GpuSession:
-    """One system open at a time, for the rows of one graph. The cluster is started with the first."""
+    """One system open at a time, for the rows of one graph. The cluster is started with the first.
+
+    Attributes:
+        place: of the tensors.
+        cluster: settings of the cluster, beside those that are always the same.
+        body: of the actors.
+    """
 
     place: ClassVar[Place]
+    cluster: ClassVar[Mapping[str, Any]] = {}
+    body: ClassVar[type[Worker]] = Worker
 
     def __init__(self) -> None:
         self._pool: GpuActors | None = None
@@ -91,16 +99,9 @@ class GpuSession:
         if self._pool is None:
             import ray
 
-            options: dict[str, Any] = {} if self.place is Place.GPU else {"num_gpus": 0}
-            ray.init(
-                address="local",
-                num_cpus=1,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **options,
-            )
-            self._pool = GpuActors(self.place)
+            quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+            ray.init(address="local", num_cpus=1, **quiet, **self.cluster)
+            self._pool = GpuActors(self.place, self.body)
         return self._pool
 
     def _measure_bare(self, row: GpuRow, bare: Bare, effort: Effort) -> Measurement:
@@ -149,6 +150,7 @@ class Simulated(GpuSession):
     """With `--device simulated`."""
 
     place = Place.SIMULATED
+    cluster = {"num_gpus": 0}
 
 
 def _as_many(samples: list[int], seconds: float, effort: Effort) -> int:

@@ -90,8 +90,8 @@ class Worker:
 class GpuActors(Actors):
     """Workers with a GPU each, or with a share of one where there are too few; in host memory with `Place.SIMULATED`."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(Worker)
+    def __init__(self, place: Place, body: type[Worker]) -> None:
+        super().__init__(body)
         self.place = place
 
     def fresh(self, count: int) -> list[Any]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.dag import InputNode
+from ray.dag import DAGContext, InputNode
 
 from microbench.gpu_rows import GpuRow, Place, Wiring
-from microbench.rivals.base import Calls, graph_calls
+from microbench.rivals.base import START_LIMIT_S, Calls, graph_calls
 from microbench.rivals.gpu_workers import GpuActors
 from microbench.rows import Topology
 
@@ -34,6 +34,8 @@ class RayGpuGraph:
             for actor in middle:
                 node = actor.add_one.bind(node).with_tensor_transport(transport, **promises)
             node = (last.keep if row.wiring is Wiring.CHAIN4 else last.take).bind(node)
+        # The first transfer loads NCCL's kernels, for which Ray's 10 seconds may be too few. The bench has its own limit.
+        DAGContext.get_current().get_timeout = round(START_LIMIT_S)
         self._dag = node.experimental_compile()
         return graph_calls(self._dag.execute, Topology.ECHO)
 

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from microbench.gpu_found import Looker, look_for_gpus
 from microbench.gpu_rows import GPU_ROWS, SHAPES, TORCH, Gpus, Wiring, plan_gpu_turns
 from microbench.gpu_session import Simulated
 from microbench.harness import Effort, Result, Turn
+from microbench.process import BenchProcess
 from microbench.rivals.base import Calls
 from microbench.rivals.gpu_workers import Bare, GpuActors
 from microbench.rows import RAY_GRAPH, RAYCOMM, ROWS, select
@@ -237,6 +237,7 @@ def test_gpu_rows_are_asked_for_nothing_by_the_check(monkeypatch: pytest.MonkeyP
     rows = validate(json.loads(path.read_text()))
     cpu = [row for row in rows if row["row"] in ROWS]
     assert len(rows) - len(cpu) == 36
+    assert json.loads(path.read_text())["machine"]["device"] == "cpu and gpu"
     assert rows[: len(cpu)] == cpu
     assert judge(rows) == judge(cpu)
 
@@ -346,39 +347,14 @@ def test_a_bare_receive_of_something_else_is_noticed() -> None:
         measure(sent, "exec_nccl_gpu_1x1")
 
 
-def test_the_bare_ends_over_nccl_on_the_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Streams and events are used as on a GPU; what stands for one is in host memory."""
-    from microbench.rivals.raycomm_send import RaycommRank
-    from raycomm.device import cuda, nccl
-    from tests.unit.pretend_nccl import PretendGpu, PretendNccl, PretendStream
-
-    real = nccl.NcclCommunicator
-
-    def communicator(store: Any, name: str, rank: int, size: int, *, device: Any) -> Any:
-        return real(store, name, rank, size, device=device, library=PretendNccl(store, device, tuples=False))
-
-    monkeypatch.setattr(nccl, "NcclCommunicator", communicator)
-    monkeypatch.setattr(cuda, "CudaDevice", lambda: PretendGpu("cuda:0"))
-    monkeypatch.setattr(PretendStream, "synchronize", lambda self: self.launch("all", bool).wait(), raising=False)
-    came: list[float] = []
-
-    def be(rank: int) -> None:
-        end = RaycommRank(rank, "cuda", str(tmp_path / "store"))
-        for number in range(20):
-            if rank == 0:
-                end.send(torch.full((3, 5), number, dtype=torch.float16))
-            else:
-                came.append(float(end.receive((3, 5))[2, 4]))
-        meeting.wait(30.0)
-        end._link.abort(1.0)
-
-    meeting = threading.Barrier(2)
-    ranks = [threading.Thread(target=be, args=(rank,)) for rank in range(2)]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join(60.0)
-    assert came == [float(number) for number in range(20)]
+def test_rows_over_nccl_on_the_stand_in() -> None:
+    """What `--device gpu` does with two actors and one GPU, as far as Ray and raycomm can see."""
+    with BenchProcess("tests.unit.gpu_bench:OnPretendedGpu") as process:
+        for name in ("exec_nccl_gpu_1x1", f"{DAG}_static_shape_direct_return_1x1"):
+            process.ask("open", RAYCOMM, GPU_ROWS[name].opens, limit_s=60.0)
+            assert process.ask("environments", limit_s=30.0) == ["1", "1"]
+            assert process.ask("measure", name, BRIEF, limit_s=60.0)["count"] >= BRIEF.min_calls
+            process.ask("close", False, limit_s=30.0)
 
 
 def test_a_run_without_a_gpu(tmp_path: Path) -> None:
