@@ -40,6 +40,7 @@ class GpuSession:
         self._opened: Calls | Bare | None = None
         self._before: tuple[str, Wiring] | None = None
         self._numbers: Iterator[int] = cycle(range(1, HIGHEST + 1))
+        self._number = 0  # asked for last
 
     def open(self, system: str, opens: str) -> None:
         """Makes a system ready for the rows that open the same."""
