@@ -10,30 +10,56 @@ import enum
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from microbench import report
-from microbench.harness import FULL, QUICK, Rounds, Turn
+from microbench.gpu_found import look_for_gpus
+from microbench.gpu_rows import GPU_ROWS, TORCH, GpuRow, Gpus, plan_gpu_turns
+from microbench.harness import FULL, QUICK, Result, Rounds, Turn
 from microbench.process import BenchProcess
-from microbench.rows import RAY_CALL, RAY_GRAPH, Kind, Row, Topology, select
+from microbench.rows import RAY_CALL, RAY_GRAPH, ROWS, Kind, Row, Topology, select
+from microbench.split import split
 from microbench.targets import RATIOS, judge
 
-RIVALS = (RAY_GRAPH, RAY_CALL)
+RIVALS = (RAY_GRAPH, RAY_CALL, TORCH)
+NOTHING_OF_GPUS = "no GPU takes part: tensors lie in host memory, and these figures say nothing about GPUs"
 
 
 class Device(enum.StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     GPU = "gpu"
+    SIMULATED = "simulated"
 
 
 class Rivals(enum.StrEnum):
     RAY = "ray"
     NONE = "none"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that one bench process measures, one part after the other.
+
+    Attributes:
+        serves: what runs in the process.
+        once: rows that a quick run measures in one round only.
+        left_out: results of rows that this machine cannot run.
+    """
+
+    serves: str
+    turns: list[Turn]
+    once: frozenset[str] = frozenset()
+    left_out: list[Result] = field(default_factory=list)
+
+    def steps(self, rounds: int, idle_rounds: int) -> int:
+        """Measurements of all rounds."""
+        return sum(min(rounds, idle_rounds) if row in self.once else rounds for turn in self.turns for row in turn.rows)
 
 
 def plan_turns(rows: Sequence[Row], rivals: Rivals) -> list[Turn]:
@@ -47,9 +73,34 @@ def plan_turns(rows: Sequence[Row], rivals: Rivals) -> list[Turn]:
     return turns
 
 
-def gpu_present() -> bool:
-    """Whether the driver shows an NVIDIA GPU; asked of the kernel, since importing torch for it takes seconds."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+def plan_parts(rows: Sequence[Row | GpuRow], rivals: Rivals, device: Device, gpus: Gpus | None) -> list[Part]:
+    """What there is to run, without parts that have nothing."""
+    here = [row for row in rows if isinstance(row, Row)]
+    parts = [
+        Part("microbench.session:Session", plan_turns(here, rivals), frozenset(row.name for row in here if row.kind is Kind.IDLE))
+    ]
+    serves = "microbench.gpu_session:Simulated" if device is Device.SIMULATED else "microbench.gpu_session:OnGpus"
+    turns, left_out = plan_gpu_turns(
+        [row for row in rows if isinstance(row, GpuRow)], RIVALS if rivals is Rivals.RAY else (), gpus
+    )
+    parts.append(Part(serves, turns, left_out=left_out))
+    return [part for part in parts if part.turns or part.left_out]
+
+
+def rows_of(device: Device, gpus: Gpus | str | None) -> dict[str, Row | GpuRow]:
+    """The rows that a device has, by name. `gpus`: what was found, or why there is none."""
+    on_gpus = device is Device.SIMULATED or isinstance(gpus, Gpus)
+    return {**(ROWS if device in (Device.AUTO, Device.CPU) else {}), **(GPU_ROWS if on_gpus else {})}
+
+
+def describe_device(device: Device, rows: Sequence[Row | GpuRow], found: Gpus | str | None) -> tuple[dict[str, Any], str]:
+    """What the rows run on: for the JSON document, and in a line."""
+    if device is Device.SIMULATED:
+        return {"device": "simulated", "note": NOTHING_OF_GPUS}, f"simulated; {NOTHING_OF_GPUS}"
+    if isinstance(found, Gpus) and any(isinstance(row, GpuRow) for row in rows):
+        name = "gpu" if all(isinstance(row, GpuRow) for row in rows) else "cpu and gpu"
+        return {"device": name, "gpu": found.describe()}, f"{name}; GPU rows on {found}"
+    return {"device": "cpu"}, f"cpu ({found})" if isinstance(found, str) else "cpu"
 
 
 def refuse(text: str) -> NoReturn:
@@ -59,22 +110,26 @@ def refuse(text: str) -> NoReturn:
 
 
 def main(
-    device: Annotated[Device, typer.Option(help="auto: GPU rows where there is a GPU, else CPU rows.")] = Device.AUTO,
-    quick: Annotated[bool, typer.Option("--quick", help="Short rounds: under 90 s in all.")] = False,
+    device: Annotated[
+        Device, typer.Option(help="auto: CPU rows, then GPU rows where there is a GPU. simulated: GPU rows without one.")
+    ] = Device.AUTO,
+    quick: Annotated[bool, typer.Option("--quick", help="Short rounds: under 90 s for the CPU rows.")] = False,
     rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
     rivals: Annotated[Rivals, typer.Option(help="What to compare with.")] = Rivals.RAY,
     json: Annotated[Path | None, typer.Option(help="Write the result to this file.", metavar="PATH")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
 ) -> None:
     """Measures compiled actor graphs: raycomm beside Ray Compiled Graphs, a plain actor call and the native floor."""
-    if device is Device.GPU:
-        refuse("--device gpu: this version has no GPU rows")
+    found = look_for_gpus() if device in (Device.AUTO, Device.GPU) else None
+    if device is Device.GPU and isinstance(found, str):
+        refuse(f"--device gpu: {found}")
     try:
-        chosen = select(rows)
+        chosen = select(rows, rows_of(device, found))
     except ValueError as error:
-        refuse(f"--rows: {error}")
-    turns = plan_turns(chosen, rivals)
-    if not turns:
+        refuse(f"--rows: {error}" + (f"; {found}" if isinstance(found, str) else ""))
+    gpus = found if isinstance(found, Gpus) else None
+    parts = plan_parts(chosen, rivals, device, gpus)
+    if not parts:
         refuse(f"--rows: with --rivals none nothing is left of {', '.join(row.name for row in chosen)}")
     if json is not None:
         try:
@@ -83,34 +138,42 @@ def main(
             refuse(f"--json: cannot write {json}: {error.strerror}")
 
     console = report.make_console()
-    machine = report.describe_machine()
+    facts, line = describe_device(device, chosen, found)
+    machine = report.describe_machine() | facts
     console.print(report.machine_line(machine), markup=False)
-    if device is Device.AUTO and gpu_present():
-        console.print("device: cpu (there is a GPU, but this version has no GPU rows)")
-    else:
-        console.print("device: cpu")
+    console.print(f"device: {line}", markup=False, soft_wrap=True)
 
     effort = QUICK if quick else FULL
-    once = frozenset(row.name for row in chosen if row.kind is Kind.IDLE)
-    steps = sum(min(rounds, effort.idle_rounds) if row in once else rounds for turn in turns for row in turn.rows)
     # A plain SIGTERM would end this process and skip the clean-up of its children.
     signal.signal(signal.SIGTERM, _terminate)
+    results: list[Result] = []
     try:
-        with report.LiveProgress(console, steps) as progress, BenchProcess("microbench.session:Session") as process:
-            results = Rounds(process, effort, progress, once).run(turns, rounds)
+        with report.LiveProgress(console, sum(part.steps(rounds, effort.idle_rounds) for part in parts)) as progress:
+            for part in parts:
+                with BenchProcess(part.serves) as process:
+                    measured = Rounds(process, effort, progress, part.once).run(part.turns, rounds)
+                results += _in_order([*measured, *part.left_out])
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)
         raise typer.Exit(130) from None
 
     report.show(console, report.results_table(results))
+    if comparisons := split(results):
+        report.show(console, report.split_table(comparisons))
     if rivals is Rivals.RAY:
-        measured = {result["row"] for result in results}
-        verdicts = [verdict for verdict in judge(results) if verdict.row in measured]
-        if any(row in RATIOS for row in measured):
+        names = {result["row"] for result in results}
+        verdicts = [verdict for verdict in judge(results) if verdict.row in names]
+        if any(row in RATIOS for row in names):
             report.show(console, report.ratios_table(verdicts))
     if json is not None:
         report.write_json(json, machine, results)
         console.print(f"written: {json}", markup=False)
+
+
+def _in_order(results: Sequence[Result]) -> list[Result]:
+    """Those of GPU rows by row, measured or left out; the others as they are."""
+    places = {name: place for place, name in enumerate(GPU_ROWS)}
+    return sorted(results, key=lambda result: places.get(result["row"], -1))
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

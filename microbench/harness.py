@@ -147,7 +147,7 @@ def highest_cpu_percent(pids: Sequence[int], window_s: float) -> float:
 
 @dataclass(frozen=True)
 class Turn:
-    """One system's rows on one topology."""
+    """One system's rows on one topology, or of one GPU graph."""
 
     system: str
     topology: str

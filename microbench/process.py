@@ -180,10 +180,12 @@ def _belongs(pid: int, session: int, mark: str) -> bool:
 
 def _explain(error: BaseException) -> str:
     """One line that names the error and where it was raised."""
-    text = str(error).strip().splitlines()
+    text = str(error).strip().splitlines() or [""]
+    # What a Ray actor raised comes as the text of its traceback, with the error at the end.
+    line = text[-1] if "ray::" in text[0] else text[0]
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text[0] if text else ''}{place}"
+    return f"{type(error).__name__}: {line}{place}"
 
 
 def _serve(descriptor: int, serves: str) -> None:

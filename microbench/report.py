@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from microbench.harness import Measurement, Result, Turn
+from microbench.split import Comparison
 from microbench.targets import SCHEMA, Verdict
 
 MEASURED_WIDTH = 48  # columns; an error's whole text was printed when it happened
@@ -152,7 +153,7 @@ def number(value: float | None) -> str:
 
 
 def results_table(results: Sequence[Result]) -> Table:
-    """One line per row and system. Why one failed was printed when it did, and is in the JSON."""
+    """One line per row and system. Why one failed was printed when it did, and is in the JSON; why one was left out is here."""
     table = Table(title="medians over the rounds")
     table.add_column("row", no_wrap=True)
     table.add_column("system", no_wrap=True)
@@ -160,7 +161,7 @@ def results_table(results: Sequence[Result]) -> Table:
         table.add_column(name, justify="right")
     for result in results:
         figures = [number(result.get(key)) for key in ("p50_us", "p99_us", "mean_us", "per_s", "cpu_percent")]
-        count = "failed" if "error" in result else f"{result['count']:,}" if "count" in result else ""
+        count = "failed" if "error" in result else f"{result['count']:,}" if "count" in result else result.get("left_out", "")
         table.add_row(result["row"], result["system"], *figures, count)
     return table
 
@@ -176,6 +177,26 @@ def ratios_table(verdicts: Sequence[Verdict]) -> Table:
         mark = "aim" if verdict.aim_met else "met" if verdict.must_met else "short"
         table.add_row(verdict.row, verdict.requirement, escape(verdict.measured), mark)
     return table
+
+
+def split_table(comparisons: Sequence[Comparison]) -> Table:
+    """DAG time = bare send and receive + overhead, a line per row and system."""
+    table = Table(title="split: DAG time = bare send and receive + overhead, us, p50")
+    for name in ("row", "system"):
+        table.add_column(name, no_wrap=True)
+    for name in ("DAG", "= bare", "+ overhead", "Ray's overhead / raycomm's"):
+        table.add_column(name, justify="right")
+    for comparison in comparisons:
+        ratio = "" if comparison.ratio is None else f"{comparison.ratio:.1f}x"
+        for split, last in ((comparison.ours, ratio), (comparison.theirs, "")):
+            if split is not None:
+                figures = [_signed(figure) for figure in (split.dag_us, split.bare_us, split.overhead_us)]
+                table.add_row(split.row, split.system, *figures, last or split.lacks)
+    return table
+
+
+def _signed(value: float | None) -> str:
+    return f"-{number(-value)}" if value is not None and value < 0 else number(value)
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 RAYCOMM = "raycomm"
 RAY_GRAPH = "ray_compiled_graph"
@@ -14,6 +14,8 @@ RAY_CALL = "ray_actor_call"
 NATIVE = "native"
 
 IN_FLIGHT = 8
+
+AnyRow = TypeVar("AnyRow")
 
 
 class Topology(enum.StrEnum):
@@ -129,15 +131,15 @@ ROWS: dict[str, Row] = {
 }
 
 
-def select(pattern: str | None) -> list[Row]:
-    """The rows whose name the regular expression is found in; all without one. Raises `ValueError` for no match."""
+def select(pattern: str | None, rows: Mapping[str, AnyRow]) -> list[AnyRow]:
+    """Those of the rows whose name the regular expression is found in; all without one. Raises `ValueError` for no match."""
     if pattern is None:
-        return list(ROWS.values())
+        return list(rows.values())
     try:
         matches = re.compile(pattern).search
     except re.error as error:
         raise ValueError(f"not a regular expression: {pattern!r} ({error})") from error
-    chosen = [row for row in ROWS.values() if matches(row.name)]
+    chosen = [row for name, row in rows.items() if matches(name)]
     if not chosen:
-        raise ValueError(f"no row matches {pattern!r}; rows: {', '.join(ROWS)}")
+        raise ValueError(f"no row matches {pattern!r}; rows: {', '.join(rows)}")
     return chosen

@@ -69,15 +69,15 @@ class Echo:
 
 
 class Actors:
-    """Starts and ends echo actors; idle ones are kept, since starting one costs a second of CPU time.
+    """Starts and ends actors; idle ones are kept, since starting one costs a second of CPU time.
 
     Only a system that leaves its actors idle may take from `kept`. Ray's compiled graph spins a full core in each actor
     until it is killed, so that one takes `fresh` actors and kills them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, body: type = Echo) -> None:
         # num_cpus=0: the machine may have fewer cores than the graph has actors.
-        self._class: Any = ray.remote(num_cpus=0)(Echo)
+        self._class: Any = ray.remote(num_cpus=0)(body)
         self._kept: list[Any] = []
 
     def fresh(self, count: int) -> list[Any]:

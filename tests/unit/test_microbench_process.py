@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from microbench.harness import Effort, Measurement, Rounds, Turn
-from microbench.process import BenchProcess, ProcessLost, RequestFailed
+from microbench.process import BenchProcess, ProcessLost, RequestFailed, _explain
 
 BRIEF = Effort(0.0, 0.0, 4, 100, 10, idle_s=0.0, idle_rounds=1, turn_limit_s=30.0)
 
@@ -141,3 +141,10 @@ def test_a_hanging_row_costs_no_more_than_its_turn(serves: str) -> None:
     assert "no answer to 'measure'" in results[0]["error"]
     assert "not reached" in results[1]["error"]
     assert results[2]["count"] == 2
+
+
+def test_an_error_of_a_ray_actor_is_named_by_its_last_line() -> None:
+    text = "\x1b[36mray::Worker.make()\x1b[39m (pid=1)\n  File 'x.py', line 1\nModuleNotFoundError: No module named 'cupy'"
+    assert _explain(RuntimeError(text)) == "RuntimeError: ModuleNotFoundError: No module named 'cupy'"
+    assert _explain(RuntimeError("first\nlast")) == "RuntimeError: first"
+    assert _explain(RuntimeError()) == "RuntimeError: "
