@@ -88,7 +88,7 @@ def pretend() -> None:
 
     real = nccl.NcclCommunicator
 
-    def device(index: int | None) -> Any:
+    def device(index: int | None = None) -> Any:
         assert index in (0, None)
         return PretendGpu("cuda:0")
 
