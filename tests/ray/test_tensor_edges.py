@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray.dag import InputNode as RayInputNode
 
 import raycomm
 from raycomm import ActorDiedError, ChannelClosedError, InputNode, MultiOutputNode, bind
@@ -59,6 +60,18 @@ def test_a_chain(actors: list[Any], over: Over, transport: str) -> None:
         assert f"over {transport}" in str(graph.plan)
         assert [ref.get(PATIENCE_S) for ref in [graph.execute(number) for number in range(10)]] == [2000 * n for n in range(10)]
         assert graph.execute(3).get(PATIENCE_S) == 6000
+
+
+def test_nodes_of_ray(actors: list[Any], transport: str) -> None:
+    if transport == "gloo":
+        pytest.skip("Ray's own nodes refuse the name")
+    with RayInputNode() as x:
+        node = actors[0].make.bind(x).with_tensor_transport("nccl", _static_shape=True)
+        node = actors[1].twice.bind(node).with_tensor_transport("accelerator")
+        node = actors[2].sum.bind(node)
+    with raycomm.compile(node) as graph:
+        assert str(graph.plan).count("over nccl") == 2
+        assert [ray.get(graph.execute(number)) for number in range(5)] == [2000 * number for number in range(5)]
 
 
 def test_values_around_tensors_and_changing_shapes(actors: list[Any], over: Over) -> None:

@@ -47,14 +47,21 @@ def all_to_all() -> Graph:
     return build(MultiOutputNode(values))
 
 
-def tensor_parallel() -> Graph:
-    """Two stages of two ranks: each rank of the second takes the parts of both ranks of the first, which then sum theirs up."""
+def tensor_parallel(transport: str | None = None) -> Graph:
+    """Two stages of two ranks: each rank of the second takes the parts of both ranks of the first, which then sum theirs up.
+
+    `transport`: a hint for all values from actor to actor.
+    """
+
+    def hinted(node: Any) -> Any:
+        return node if transport is None else node.with_tensor_transport(transport)
+
     first = [actor("S0R0"), actor("S0R1")]
     second = [actor("S1R0"), actor("S1R1")]
     value: Any = InputNode()
     sums = allreduce([bind(rank.forward, value) for rank in first])
-    crossed = [bind(rank.forward, total) for rank, total in zip(first, sums, strict=True)]
-    partial = [bind(rank.join, *crossed, sums[place]) for place, rank in enumerate(second)]
+    crossed = [hinted(bind(rank.forward, total)) for rank, total in zip(first, sums, strict=True)]
+    partial = [hinted(bind(rank.join, *crossed, hinted(sums[place]))) for place, rank in enumerate(second)]
     return build(MultiOutputNode([bind(second[0].join, *partial), partial[1]]))
 
 

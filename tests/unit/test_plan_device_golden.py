@@ -11,7 +11,20 @@ from pathlib import Path
 import pytest
 
 from raycomm.graph import Graph
-from raycomm.plan import Compute, Plan, Recv, Send, StreamPolicy, assign_streams, lower, overlap, parse_plan, verify
+from raycomm.plan import (
+    Compute,
+    Place,
+    Plan,
+    Recv,
+    Send,
+    StreamPolicy,
+    assign_streams,
+    lower,
+    on_devices,
+    overlap,
+    parse_plan,
+    verify,
+)
 from raycomm.testing.simulated import Delays, simulate
 from tests.unit.sample_device_graphs import (
     all_to_all,
@@ -44,6 +57,13 @@ def variants(name: str) -> dict[str, Plan]:
     return {f"{word}.plan": placed, f"{word}_overlapped.plan": overlap(keeps)}
 
 
+def on_gpus() -> Plan:
+    """As `compile` places it where all actors have GPUs: with a group for the collective, and a broadcast to two readers."""
+    graph = tensor_parallel("nccl")
+    plan = lower(graph, "tensor parallel on GPUs")
+    return on_devices(plan, graph, {process.index: Place.gpu("cuda:0", f"GPU-{process.index}") for process in plan.processes[1:]})
+
+
 @pytest.mark.parametrize("name", GRAPHS)
 def test_golden_file(name: str) -> None:
     for file, plan in variants(name).items():
@@ -51,6 +71,15 @@ def test_golden_file(name: str) -> None:
         assert plan.to_text() == text, file
         assert parse_plan(text) == plan
         verify(plan)
+
+
+def test_golden_file_on_gpus() -> None:
+    plan, text = on_gpus(), (PLANS / "tensor_parallel_on_gpus.plan").read_text()
+    assert plan.to_text() == text
+    assert parse_plan(text) == plan
+    verify(plan)
+    graph = tensor_parallel("nccl")
+    assert simulate(plan, 3).results == simulate(lower(graph, "on the host"), 3).results
 
 
 @pytest.mark.parametrize("policy", StreamPolicy)
@@ -131,3 +160,4 @@ if __name__ == "__main__":
     for graph_name in GRAPHS:
         for file_name, written in variants(graph_name).items():
             (PLANS / file_name).write_text(written.to_text())
+    (PLANS / "tensor_parallel_on_gpus.plan").write_text(on_gpus().to_text())
