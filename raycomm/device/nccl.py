@@ -188,16 +188,26 @@ class NcclCommunicator:
         if self._failure is not None:
             raise self._failure.fresh()
         self._poll_group()
-        self.check()
+        # Not behind a launch that blocks: who polls is to find out why it does, and end it.
+        self._check(wait=False)
 
     def check(self) -> None:
         """Raise what NCCL says of transfers that have failed."""
+        self._check(wait=True)
+
+    def _check(self, *, wait: bool) -> None:
+        if not self._using.acquire(blocking=wait):
+            return
+        wrong: Exception | None = None
         try:
-            with self._using:
-                if self._comm is not None and self._made is not None:
-                    self._comm.check_async_error()
+            if self._comm is not None and self._made is not None:
+                self._comm.check_async_error()
         except Exception as error:  # cupy knows some errors of NCCL by number only, and stumbles
-            raise self._broke(self._late(error, "a transfer")) from error
+            wrong = error
+        finally:
+            self._using.release()
+        if wrong is not None:
+            raise self._broke(self._late(wrong, "a transfer")) from wrong
 
     def abort(self, limit_s: float) -> None:
         """End all operations. See the interface."""

@@ -84,8 +84,10 @@ class DeviceExchange(Exchange):
             raise Mismatch(f"all of them must lie on devices that {self._link.name} joins, or all in host memory")
         if self._refuses_host and places == {False}:
             raise Mismatch(f"they must lie on GPUs, as communicator 'nccl' asks for; move them to {self._link.device.name} first")
-        super()._check(ranks)
         spec, op = looked_at[0][0], self._action.op
+        if spec.kind == _ON_DEVICE and not hasattr(torch, spec.dtype):
+            raise RuntimeError(f"torch {torch.__version__} has no {spec.dtype} here; use one version in all actors")
+        super()._check(ranks)
         if op is not None and spec.kind == _ON_DEVICE and spec.dtype not in self._combines:
             try:
                 probe = torch.zeros(len(ranks), dtype=getattr(torch, spec.dtype), device="cpu")

@@ -88,7 +88,7 @@ class Links:
         device: the GPU to use, such as ``cuda:0``; None: the one that torch uses on this thread.
 
     Attributes:
-        late: what has not arrived that a call was given, and for how many seconds that is so; set by whoever knows.
+        late: what may not have arrived that a call was given, and for how many seconds that call runs; set by whoever knows.
     """
 
     def __init__(self, plan: Plan, process: int, meeting: Meeting | None, device: str | None = None) -> None:

@@ -119,6 +119,8 @@ class Loop:
             else:
                 assert transfers is not None
                 steps.append(transfers.send(action) if isinstance(action, Send) else transfers.recv(action))
+            if transfers is not None:
+                steps += transfers.after(action)
             steps += self._faults.steps(AFTER.get(type(action)), self._now)
         return steps
 

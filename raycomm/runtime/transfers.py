@@ -46,7 +46,6 @@ class _Unseen(NamedTuple):
     channel: int
     writer: int
     execution: int
-    since: float
 
 
 class Transfers:
@@ -90,6 +89,7 @@ class Transfers:
         self._arriving = arriving(actor.actions)
         self._lent: list[tuple[Device, list[Event]]] = []  # sends that read what the next call may write to
         self._unseen: deque[_Unseen] = deque()
+        self._called: float | None = None  # since when a call runs
         links.late = self._late
 
     def send(self, action: Send) -> Step:
@@ -163,6 +163,13 @@ class Transfers:
                 steps.append(self._see_ended)
         return steps
 
+    def after(self, action: Action) -> list[Step]:
+        """What comes after an action."""
+        return [self._returned] if isinstance(action, Compute) and self._links.on_streams else []
+
+    def _returned(self) -> None:
+        self._called = None
+
     def _settle(self, arrival: Arrival) -> Step:
         registers, register, action = self._registers, arrival.register, arrival.action
         if isinstance(action, Recv):
@@ -183,8 +190,7 @@ class Transfers:
                     self._await(event, number, channel.writer)
             else:
                 value.join(stream)
-                now = time.monotonic()
-                self._unseen += [_Unseen(event, number, channel.writer, self._now(), now) for event in value.events]
+                self._unseen += [_Unseen(event, number, channel.writer, self._now()) for event in value.events]
             try:
                 registers[register] = value.value()
             except Exception as error:  # of what is not a tensor, and cannot be decoded
@@ -194,6 +200,7 @@ class Transfers:
 
     def _take_back(self) -> None:
         """Have what the coming call does wait for the sends of what it may write to."""
+        self._called = time.monotonic()
         for device, events in self._lent:
             stream = device.current_stream()
             for event in events:
@@ -224,16 +231,16 @@ class Transfers:
                 self._unseen.append(entry)
 
     def _late(self) -> tuple[float, str] | None:
-        """Of what calls were given and the host has not seen arrive, the oldest: for how many seconds, and what.
+        """For how many seconds a call runs that was given what the host has not seen arrive, and what that is.
 
         Any thread may ask. Events are not looked at: that would end the capture of a graph on the device, if one is under way.
         """
-        entries = self._unseen.copy()
-        if not entries:
+        entries, called = self._unseen.copy(), self._called
+        if not entries or called is None:
             return None
         first, channel = entries[0], self._plan.channels[entries[0].channel]
-        text = f"{self._process.label} was given {channel.value} of execution {first.execution}, which may not have arrived from "
-        return time.monotonic() - first.since, text + self._plan.processes[first.writer].label
+        text = f"a call of {self._process.label} runs, which was given {channel.value} of execution {first.execution}; that may "
+        return time.monotonic() - called, f"{text}not have arrived from {self._plan.processes[first.writer].label}"
 
     def _await(self, event: Event, channel: int, writer: int) -> None:
         if not event.complete:
