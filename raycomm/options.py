@@ -15,6 +15,7 @@
 | `loop_thread` | | "own" | "own": loop and plain calls of an actor run side by side; "actor": calls wait until teardown |
 | `device` | | "auto" | where tensors of values with a hint lie. "auto": as the actors have it; "simulated": see `DeviceKind` |
 | `stream_policy` | | "link" | which transfers of an actor share a stream, see `StreamPolicy` |
+| `max_links` | links | 6 | of one actor's device; one that has more shares streams, see `raycomm.plan.streams` |
 | `overlap` | | True | receives are launched as early as that is safe, beside calls; False: where their values are used |
 | `spin_us` | microseconds | 2 | pause-spin before anything else |
 | `yield_us` | microseconds | 100 | upper bound of the adaptive `sched_yield` spin before a waiter parks |
@@ -92,6 +93,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "share_tensors": _flag,
     "allow_pickle": _flag,
     **_CHOICES,
+    "max_links": int,
     "overlap": _flag,
     "spin_us": float,
     "yield_us": float,
@@ -121,6 +123,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "max_buffered_results": (1, 1 << 30),
     "inline_bytes": (64, _MAX_INLINE),
     "shm_limit_bytes": (1 << 20, 1 << 46),
+    "max_links": (2, 1024),
 }
 _LIMIT_TEXT = "seconds of at least 0, 0 to try once, or -1 or None for no limit"
 _WANTED: Mapping[str, str] = {
@@ -153,6 +156,7 @@ class Options:
     loop_thread: LoopThread = LoopThread.OWN
     device: DeviceKind = DeviceKind.AUTO
     stream_policy: StreamPolicy = StreamPolicy.LINK
+    max_links: int = 6
     overlap: bool = True
     spin_us: float = 2.0
     yield_us: float = 100.0

@@ -85,7 +85,14 @@ def compile_graph(
     places: dict[int, Place] = {}
     if graph.hints or graph.collectives:
         places = places_of(graph, options.device, actors)
-        plan = on_devices(plan, graph, places, policy=options.stream_policy, early_receives=options.overlap)
+        plan = on_devices(
+            plan,
+            graph,
+            places,
+            policy=options.stream_policy,
+            max_links=options.max_links,
+            early_receives=options.overlap,
+        )
         verify(plan)
     _check_memory(plan, options)
     arena = ShmArena.create(DRIVER, rings_of(plan, DRIVER, options), options, loops=processes, processes=processes)

@@ -82,6 +82,17 @@ def test_async_actors(cluster: None) -> None:
         assert [ref.get(PATIENCE_S) for ref in refs] == [1000 * number for number in range(6)]
 
 
+def test_more_links_than_a_device_has_queues(actors: list[Any]) -> None:
+    with InputNode() as x:
+        made = [bind(actor.make, x).with_tensor_transport("nccl") for actor in actors]
+        node = MultiOutputNode(
+            [bind(actors[0].sum, made[1], made[2]), bind(actors[1].sum, made[0]), bind(actors[2].sum, made[1])]
+        )
+    with raycomm.compile(node, device="simulated", max_links=2) as graph:
+        assert "instead of link 3 links limit 2" in str(graph.plan)
+        assert [ref.get(PATIENCE_S) for ref in graph.execute(2)] == [4000, 2000, 2000]
+
+
 @pytest.mark.parametrize("policy", ["link", "direction", "shared"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_graph_for_gpus_without_one(actors: list[Any], policy: str, overlap: bool) -> None:
