@@ -65,7 +65,7 @@ bool Board::can_move(uint32_t process, const std::vector<uint32_t>& awake, uint6
     rows.push_back(doing(p));
     const Activity kind = rows.back().kind;
     // The driver takes results aside while it waits for room or memory, so it always moves in the end.
-    moves.push_back(p == 0 || (kind != Activity::reading && kind != Activity::writing && kind != Activity::memory));
+    moves.push_back(p == 0 || kind == Activity::idle || kind == Activity::computing);
   }
   for (uint32_t p : awake)
     if (p < count) moves[p] = true;

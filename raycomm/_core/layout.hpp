@@ -101,8 +101,9 @@ inline constexpr uint32_t kHolderWords = kMaxProcesses / 64;
 
 enum class Closed : uint32_t { open = 0, teardown = 1, peer_died = 2, failed = 3 };
 enum class Kind : uint32_t { value = 1, failure = 2 };
-// What a process does. Reading, writing (waiting for room) and memory are waits: the board row says for whom.
-enum class Activity : uint32_t { idle = 0, reading = 1, computing = 2, writing = 3, memory = 4 };
+// What a process does. Reading, writing (waiting for room), memory and arriving (waiting for what comes over a link, beside a
+// message that it has read) are waits: the board row says for whom.
+enum class Activity : uint32_t { idle = 0, reading = 1, computing = 2, writing = 3, memory = 4, arriving = 5 };
 enum class LoopState : uint32_t { none = 0, running = 1, left = 2 };
 // Of a block's memory: its owner sees to it; the owner has left, and whoever lets go of it last gives it back; that has happened.
 enum class GivenBack : uint32_t { no = 0, by_last_holder = 1, done = 2 };

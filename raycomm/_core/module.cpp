@@ -126,7 +126,7 @@ NB_MODULE(_core, m) {
   m.attr("CLOSED_FAILED") = static_cast<uint32_t>(Closed::failed);
   m.attr("NO_CALL") = ReaderRole::kNoCall;
   for (const auto& [name, value] : {std::pair("IDLE", Activity::idle), std::pair("READING", Activity::reading), std::pair("COMPUTING", Activity::computing),
-                                    std::pair("WRITING", Activity::writing), std::pair("MEMORY", Activity::memory)})
+                                    std::pair("WRITING", Activity::writing), std::pair("MEMORY", Activity::memory), std::pair("ARRIVING", Activity::arriving)})
     m.attr(name) = static_cast<uint32_t>(value);
   for (const auto& [name, value] : {std::pair("SHORTAGE_PINNED", Shortage::pinned), std::pair("SHORTAGE_CIRCULAR", Shortage::circular),
                                     std::pair("SHORTAGE_TOO_LARGE", Shortage::too_large)})
@@ -183,7 +183,7 @@ NB_MODULE(_core, m) {
         ProcessSet peers{};
         add_to(peers, writer);
         a.graph->board().close_call(ticks());
-        a.graph->board().set_waiting(Activity::reading, channel, peers, ticks());
+        a.graph->board().set_waiting(Activity::arriving, channel, peers, ticks());
       }, "channel"_a, "writer"_a)
       .def("mark", [](const Arena& a, uint32_t subject) {
         const uint64_t now = ticks();

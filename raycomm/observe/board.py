@@ -33,6 +33,7 @@ class State(Enum):
     WRITING = "waits for room to write"
     UNWRITTEN = "has room and has not written"
     MEMORY = "waits for shared memory"
+    ARRIVING = "waits for tensors"
     LEFT = "has left its loop"
     DEAD = "dead"
 
@@ -43,8 +44,9 @@ _STATES = {
     _core.COMPUTING: State.COMPUTING,
     _core.WRITING: State.WRITING,
     _core.MEMORY: State.MEMORY,
+    _core.ARRIVING: State.ARRIVING,
 }
-_WAITS = (State.READING, State.WRITING, State.MEMORY)
+_WAITS = (State.READING, State.WRITING, State.MEMORY, State.ARRIVING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class Row:
                 return f" has not yet written {of}, for which there is room"
             case State.MEMORY:
                 return f" waits for shared memory{f', which {peers} holds' if peers else ''}{since}"
+            case State.ARRIVING:
+                return f" waits for the tensors of {of}, which come from {peers}{since}"
             case State.LEFT:
                 return " has left its loop"
             case State.IDLE if not self.process:
@@ -176,6 +180,9 @@ class Board:
                 state = State.UNREAD
                 writer = self._author(place)
                 written_s = self._messages.age_s(place, execution)
+        elif state is State.ARRIVING:
+            subject = self._plan.channels[place].value
+            execution = self._messages.taken(place, process) - 1  # the message that says that they come
         elif state is State.WRITING:
             subject = self._plan.channels[place].value
             execution = self._messages.written(place)
@@ -249,7 +256,7 @@ class Board:
         kind, place, _, execution, _ = self._arena.core.doing(process)
         if kind == _core.COMPUTING:
             return self._call(process, place), execution
-        if kind != _core.READING:
+        if kind not in (_core.READING, _core.ARRIVING):
             for kind, place, execution, *_ in reversed(self._arena.core.records(process, _LOOKED_AT)):
                 if kind == _core.COMPUTING:
                     return self._call(process, place), execution

@@ -75,8 +75,12 @@ def test_processes_that_hang_on_a_shared_stream_are_reported_and_end() -> None:
     code, output = run("--policy", "shared", "--device", "gloo", "--no-verify", "--limit", "1")
     assert code == exchange.HANG, output
     assert "execution 0 gave no result within 1 s" in output
-    assert re.search(r"rank0 \(pid \d+, alive\) waits to read rank1.make#1 .* from rank1", output)
-    assert re.search(r"rank1 \(pid \d+, alive\) waits to read rank0.make#0 .* from rank0", output)
+    assert re.search(
+        r"rank0 \(pid \d+, alive\) waits for the tensors of rank1.make#1 of execution 0, which come from rank1", output
+    )
+    assert re.search(
+        r"rank1 \(pid \d+, alive\) waits for the tensors of rank0.make#0 of execution 0, which come from rank0", output
+    )
     assert "stream 1 holds send 1 from r1 on link 0 stream 1, then r2 = recv 2 on link 1 stream 1" in output
     assert time.monotonic() - begin < 60.0
 
