@@ -8,6 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint con
 CORE := $(wildcard raycomm/_core/*)
 GPU_PYTHON ?= python3
 GPU_JSON ?= gpu.json
+GPU_NEEDS := torch $(if $(RAYCOMM_TEST_GPU),,cupy) nanobind scikit_build_core pytest psutil numpy msgpack cloudpickle typer
 SOAK ?= --executions 1000000
 CHAOS ?= --seconds 600
 
@@ -25,6 +26,8 @@ test: lint unit
 # The one target that does without .venv: a machine with a GPU may have no package registry, so it takes what GPU_PYTHON has
 # (docs/gpu.md) and installs nothing in it. Tests and dags go beside the built package, so that it is found and not the sources.
 test-gpu:
+	@$(GPU_PYTHON) -c 'import importlib.util as u, sys; lacks = [m for m in "$(GPU_NEEDS)".split() if not u.find_spec(m)]; \
+		sys.exit(lacks and "make test-gpu: $(GPU_PYTHON) lacks " + ", ".join(lacks) + "; see docs/gpu.md, or set GPU_PYTHON")'
 	rm -rf build/gpu
 	$(GPU_PYTHON) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --no-build-isolation \
 		--target build/gpu .

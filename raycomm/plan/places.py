@@ -21,7 +21,11 @@ class Missing:
     remedy: str
 
 
-NO_GPU = Missing("it has no GPU", "create it with num_gpus=1 on a machine that has one, or use 'auto' or 'shm'")
+NO_GPU = Missing(
+    "it has no GPU",
+    "create it with num_gpus=1 on a machine that has one, or use transport 'auto' or 'shm' and no device; to run the graph "
+    "without GPUs: raycomm.compile(node, device='simulated')",
+)
 
 
 def no_cupy(cuda: int) -> Missing:
@@ -109,4 +113,5 @@ def problems(
             place = places[first]
             if place.hardware == places[second].hardware:
                 pair = f"actors {labels[first]} and {labels[second]} share {place.device}"
-                yield Missing(f"{pair}, where NCCL takes one rank", f"give each actor a GPU of its own, or {REMEDY}")
+                remedy = "give each actor a GPU of its own, set NCCL_MULTI_RANK_GPU_ENABLE=1 in all of them (NCCL 2.30 and newer)"
+                yield Missing(f"{pair}, where NCCL takes one rank", f"{remedy}, or {REMEDY}")

@@ -23,7 +23,7 @@ from raycomm.device.combining import combine
 from raycomm.graph.model import CollectiveKind
 from raycomm.plan.transfer import Backend
 from raycomm.runtime.collectives import Exchange
-from raycomm.runtime.reduction import Mismatch, Spec
+from raycomm.runtime.reduction import OTHER, Mismatch, Spec
 
 _ON_DEVICE = "device"
 
@@ -79,8 +79,9 @@ class DeviceExchange(Exchange):
 
     def _check(self, ranks: list[list[Spec]]) -> None:
         looked_at = ranks if self._action.root is None else [ranks[self._action.root]]
-        places = {spec.kind == _ON_DEVICE for specs in looked_at for spec in specs}
-        if len(places) > 1:
+        kinds = {spec.kind for specs in looked_at for spec in specs}
+        places = {kind == _ON_DEVICE for kind in kinds}
+        if len(places) > 1 and OTHER not in kinds:
             raise Mismatch(f"all of them must lie on devices that {self._link.name} joins, or all in host memory")
         if self._refuses_host and places == {False}:
             raise Mismatch(f"they must lie on GPUs, as communicator 'nccl' asks for; move them to {self._link.device.name} first")

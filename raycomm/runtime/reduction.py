@@ -46,6 +46,8 @@ class Spec:
     def __str__(self) -> str:
         if self.kind == OTHER:
             return self.dtype
+        if self.kind not in (_NUMPY, _TORCH):
+            return f"torch {self.dtype} {self.shape} on its device"
         return f"{self.kind} {np.dtype(self.dtype) if self.kind == _NUMPY else self.dtype} {self.shape}"
 
     @property

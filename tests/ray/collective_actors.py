@@ -46,6 +46,9 @@ class RankBody:
     def words_if_odd(self, x: int) -> Any:
         return "no tensor" if x % 2 and self.rank == 0 else torch.ones(4, device=self.device)
 
+    def array_if_odd(self, x: int) -> Any:
+        return np.ones(4, "f4") if x % 2 and self.rank == 0 else torch.ones(4, device=self.device)
+
     def buffer(self, x: float) -> torch.Tensor:
         if not hasattr(self, "_buffer"):
             self._buffer = torch.empty(50_000, device=self.device)

@@ -120,7 +120,8 @@ def test_a_result_that_is_sent_on_and_changed_here(ranks: list[Any], by: str, ga
     [
         ("ragged_if_odd", CollectiveError, r"they must be alike .*rank 1 .* \(5,\)"),
         ("fail_if_odd", KeyError, "rank 1 at 1"),
-        ("words_if_odd", CollectiveError, "all of them must lie on devices that group 0 .* joins, or all in host memory"),
+        ("words_if_odd", CollectiveError, "every actor must give .*rank 0 .*: a value of type str"),
+        ("array_if_odd", CollectiveError, "all of them must lie on devices that group 0 .* joins, or all in host memory"),
     ],
 )
 def test_one_execution_fails_at_all_ranks(ranks: list[Any], by: str, method: str, error: type[Exception], match: str) -> None:

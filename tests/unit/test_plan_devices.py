@@ -232,7 +232,7 @@ def test_nccl_says_what_is_missing_and_where() -> None:
     )
     refused(pair("accelerator"), {}, node=name, says="actor W1: nothing is known of its devices", remedy="use 'auto' or 'shm'")
     shared = ON_GPUS | {2: Place.gpu("cuda:0", "host/0")}
-    refused(pair("nccl"), shared, node=name, says="actors W1 and W2 share cuda:0", remedy="a GPU of its own, or use 'auto'")
+    refused(pair("nccl"), shared, node=name, says="actors W1 and W2 share cuda:0", remedy="NCCL_MULTI_RANK_GPU_ENABLE=1")
     mixed = ON_GPUS | {1: Place.simulated("simulated:0")}
     refused(pair("nccl"), mixed, node=name, says="actor W1 uses simulated and actor W2 nccl", remedy="use 'auto' or 'shm'")
 
