@@ -30,7 +30,9 @@ from raycomm.graph.nodes import (
     MethodOutputNode,
     MultiOutputNode,
 )
-from raycomm.graph.tensor_hint import TensorDevice, TensorHint, TensorTransport
+from raycomm.graph.own_communicator import OwnCommunicator
+from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
 from raycomm.graph.views import Adapter
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "MultiOutputNode",
     "Nothing",
     "Operand",
+    "OwnCommunicator",
     "Position",
     "Projection",
     "ReduceOp",

@@ -322,7 +322,7 @@ def _number(component: Component, calls: list[CallView], actors: tuple[Actor, ..
         input_keys=tuple(sorted(part.name for part in inputs if isinstance(part, Key))),
         constants=tuple(constants),
         collectives=tuple(
-            Collective(first.kind, first.op, first.root, tuple(ranks), first.transport)
+            Collective(first.kind, first.op, first.root, tuple(ranks), first.transport, first.own)
             for ranks in exchanges.values()
             if (first := calls[ranks[0]].exchange) is not None
         ),

@@ -19,11 +19,12 @@ from raycomm.errors import CompileError
 from raycomm.graph.actor import ActorIdentity, actor_of_foreign_node, take_bind_index
 from raycomm.graph.model import CollectiveKind, ReduceOp
 from raycomm.graph.nodes import Node, ValueNode, is_own, numbering, register
-from raycomm.graph.tensor_hint import TensorTransport
+from raycomm.graph.own_communicator import NoCommunicatorError, OwnCommunicator, is_rays_for_cpu, read_communicator
+from raycomm.graph.tensor_transport import TensorTransport
 from raycomm.graph.views import CallView, ElementView, Exchange
 
 # By name, what combines the tensors.
-_TRANSPORTS = {
+_WORDS = {
     "default": TensorTransport.AUTO,
     "auto": TensorTransport.AUTO,
     "shm": TensorTransport.SHM,
@@ -31,6 +32,7 @@ _TRANSPORTS = {
     "accelerator": TensorTransport.NCCL,
     "gloo": TensorTransport.GLOO,
 }
+_OPS_OF_RAY = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG)
 
 
 class CollectiveNode(Node):
@@ -122,7 +124,8 @@ def allreduce(nodes: Sequence[Any], op: object = ReduceOp.SUM, communicator: obj
         op: a `ReduceOp`, Ray's member of the same name, or the name.
         communicator: what combines the tensors. None, "default" or "auto": the GPUs they lie on where NCCL joins those of all
             actors, else shared memory, as also in an execution in which all of them lie in host memory. "shm": shared memory;
-            Ray's CPU communicator is taken for that too. "nccl" or "accelerator": GPUs. "gloo": CPU tensors, over gloo.
+            Ray's CPU communicator is taken for that too. "nccl" or "accelerator": GPUs. "gloo": CPU tensors, over gloo. Or a
+            communicator of your own, see `raycomm.graph.own_communicator`.
 
     Returns:
         One node per actor in the same order; for a list of lists, one list per actor, with a node for each of its tensors.
@@ -173,31 +176,45 @@ def op_of(value: object) -> ReduceOp | None:
     return ReduceOp.__members__.get(name.upper()) if isinstance(name, str) else None
 
 
-def transport_of(communicator: object, actors: Sequence[ActorIdentity], call: str) -> TensorTransport:
-    """What a collective is to be done by. Ray's CPU communicator stands for shared memory.
+def communicator_of(
+    given: object, actors: Sequence[ActorIdentity], kind: CollectiveKind, op: ReduceOp | None
+) -> tuple[TensorTransport, OwnCommunicator | None]:
+    """What a collective is to be done by; and the communicator, where the user brought one.
 
     Raises:
-        CompileError: an unknown communicator, or one that joins other actors; names what it is, and the number of those.
+        CompileError: an unknown communicator, or one that joins other actors or has no such collective.
     """
-    if communicator is None:
-        return TensorTransport.AUTO
-    if isinstance(communicator, str) and communicator in _TRANSPORTS:
-        return _TRANSPORTS[communicator]
-    remedy = "leave it out, or use 'shm', 'nccl' (or 'accelerator') or 'gloo'"
-    kind = type(communicator).__name__
-    transport = getattr(communicator, "get_transport_name", None)
-    members = getattr(communicator, "get_actor_handles", None)
-    if isinstance(communicator, str) or not callable(transport) or not callable(members):
-        shown = repr(communicator) if isinstance(communicator, str) else f"a value of type {kind}"
-        _refuse(call, f"unknown communicator {shown:.80}", "communicator", remedy)
-    if transport() != "cpu":
-        problem = f"communicator {kind} uses {transport()!r}, and this version takes no such object of others for that"
-        _refuse(call, problem, "communicator", remedy)
-    theirs = {handle._actor_id.hex() for handle in members()}
-    if theirs != {actor.key for actor in actors}:
-        problem = f"the {len(theirs)} actors of its communicator {kind} are not the {len(actors)} actors of its nodes"
+    call, remedy = str(kind), "leave it out, or use 'auto', 'shm', 'nccl' (or 'accelerator'), 'gloo', or a communicator"
+    if given is None:
+        return TensorTransport.AUTO, None
+    try:
+        found = _WORDS.get(given) if isinstance(given, str) else read_communicator(given)
+        if found is None:
+            shown = repr(given) if isinstance(given, str) else f"a value of type {type(given).__name__}"
+            _refuse(call, f"unknown communicator {shown:.80}", "communicator", remedy)
+        if isinstance(found, TensorTransport):
+            return found, None
+        if found.members is not None:
+            _check_members(call, found, found.members, [actor.key for actor in actors], kind)
+        if is_rays_for_cpu(found):
+            return TensorTransport.SHM, None
+        if found.members is not None and op is not None and op not in _OPS_OF_RAY:
+            known = ", ".join(op.name for op in _OPS_OF_RAY)
+            _refuse(call, f"communicator {found.name}, an object of Ray's, has no {op.name}", "op", f"use one of {known}")
+    except NoCommunicatorError as problem:
+        _refuse(call, f"communicator: {problem}", "communicator", problem.remedy)
+    return TensorTransport.OWN, found
+
+
+def _check_members(
+    call: str, communicator: OwnCommunicator, members: Sequence[str], keys: Sequence[str], kind: CollectiveKind
+) -> None:
+    if set(members) != set(keys):
+        problem = f"the {len(members)} actors of its communicator {communicator.name} are not the {len(keys)} actors of its nodes"
         _refuse(call, problem, "communicator", "make the communicator of the actors of the nodes, or leave it out")
-    return TensorTransport.SHM
+    if kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and tuple(members) != tuple(keys):
+        problem = f"the ranks of communicator {communicator.name} are not in the order of the nodes, which says who gets what"
+        _refuse(call, problem, "nodes", "list the nodes in the order of its ranks")
 
 
 def _bind(
@@ -221,8 +238,8 @@ def _bind(
             what = "other actors than" if set(keys[0]) != set(keys[1]) else "the actors in another order than"
             _refuse(str(kind), f"list {number} has {what} list 0", "nodes", "list the same actors in the same order each time")
         actors = actors or found
-    transport = transport_of(communicator, actors, str(kind))
-    exchange = Exchange(key=object(), kind=kind, op=op, root=root, actors=actors, transport=transport)
+    transport, own = communicator_of(communicator, actors, kind, op)
+    exchange = Exchange(key=object(), kind=kind, op=op, root=root, actors=actors, transport=transport, own=own)
     collective = CollectiveNode(exchange, [tuple(row) for row in rows])
     outputs = [[CollectiveOutputNode(collective, rank, index) for index in range(len(rows))] for rank in range(len(actors))]
     return [row[0] for row in outputs] if len(rows) == 1 else list(outputs)

@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from raycomm.graph.channel_options import ChannelOptions
-from raycomm.graph.tensor_hint import TensorHint, TensorTransport
+from raycomm.graph.own_communicator import OwnCommunicator
+from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_transport import TensorTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Collective:
     """An exchange among actors. `ranks` are node ids in order of rank; `op` is for what reduces, `root` for a broadcast.
 
     `transport` is what combines the tensors: AUTO the devices they lie on, where those of all ranks can, else host memory.
+    `own` is the communicator, where it is OWN.
     """
 
     kind: CollectiveKind
@@ -117,6 +120,7 @@ class Collective:
     root: int | None
     ranks: tuple[int, ...]
     transport: TensorTransport = TensorTransport.AUTO
+    own: OwnCommunicator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,12 @@ class Graph:
     collectives: tuple[Collective, ...] = ()
     channel_options: tuple[tuple[ValueRef, ChannelOptions], ...] = ()
     hints: tuple[tuple[ValueRef, TensorHint], ...] = ()
+
+    @property
+    def communicators(self) -> tuple[OwnCommunicator, ...]:
+        """Those that the user brought, each once."""
+        owns = [hint.own for _, hint in self.hints] + [whole.own for whole in self.collectives]
+        return tuple(dict.fromkeys(own for own in owns if own is not None))
 
     @property
     def handles(self) -> Mapping[int, object]:

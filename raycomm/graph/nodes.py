@@ -123,7 +123,8 @@ class ValueNode(Node):
         """Record how tensors in this value should travel; returns the node itself.
 
         Args:
-            transport: "auto", "shm", "nccl" (or "accelerator") or "gloo"; see `raycomm.graph.tensor_hint`.
+            transport: "auto", "shm", "nccl" (or "accelerator") or "gloo", see `raycomm.graph.tensor_transport`; or a communicator
+                of your own, see `raycomm.graph.own_communicator`.
             device: "default", "cpu" or "gpu" (or "cuda"): where they lie at the reader.
 
         The names are checked when the graph is compiled. `_static_shape` and `_direct_return` are promises that transfers between

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Self
+from typing import NoReturn, Self
 
 from raycomm.errors import CompileError
+from raycomm.graph.own_communicator import NoCommunicatorError, OwnCommunicator, read_communicator, works_on_cpu
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
 
-_ACCELERATOR = "accelerator"
-_CUDA = "cuda"
-
-
-class TensorTransport(StrEnum):
-    """How tensors of a value travel.
-
-    AUTO: from device to device where that is possible, else through shared memory. SHM: shared memory. NCCL: from device to
-    device, by whatever the devices have for that; "accelerator" is another word for it. GLOO: CPU tensors, between processes.
-    """
-
-    AUTO = "auto"
-    SHM = "shm"
-    NCCL = "nccl"
-    GLOO = "gloo"
-
-
-class TensorDevice(StrEnum):
-    """Where tensors of a value lie at the reader. DEFAULT: where they lay at the sender. GPU: "cuda" is another word for it."""
-
-    DEFAULT = "default"
-    CPU = "cpu"
-    GPU = "gpu"
+_WORDS = {
+    "accelerator": TensorTransport.NCCL,
+    **{str(member): member for member in TensorTransport if member is not TensorTransport.OWN},
+}
+_PLACES = {"cuda": TensorDevice.GPU, **{str(member): member for member in TensorDevice}}
+_APART = {
+    (TensorTransport.NCCL, TensorDevice.CPU): "use 'shm' for tensors in host memory, or leave the device out",
+    (TensorTransport.GLOO, TensorDevice.GPU): "use 'nccl' for tensors on GPUs, or leave the device out",
+    (TensorTransport.OWN, TensorDevice.CPU): "leave the device out: the communicator says where tensors lie",
+    (TensorTransport.OWN, TensorDevice.GPU): "leave the device out: the communicator says where tensors lie",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHint:
-    """A checked hint. The last two are promises: dtypes, shapes and layouts never change; the value is exactly one tensor."""
+    """A checked hint.
+
+    Attributes:
+        static_shape: a promise that dtypes, shapes and layouts never change.
+        direct_return: a promise that the value is exactly one tensor.
+        own: the communicator, where `transport` is OWN.
+    """
 
     transport: TensorTransport = TensorTransport.AUTO
     device: TensorDevice = TensorDevice.DEFAULT
     static_shape: bool = False
     direct_return: bool = False
+    own: OwnCommunicator | None = None
 
     @classmethod
     def checked(cls, node: str, transport: object, device: object, static_shape: bool, direct_return: bool) -> Self:
@@ -49,34 +45,33 @@ class TensorHint:
         Raises:
             CompileError: an unknown transport or device, or two that exclude each other.
         """
-        names = {_ACCELERATOR: TensorTransport.NCCL, **{str(member): member for member in TensorTransport}}
-        found = names.get(transport) if isinstance(transport, str) else _of_communicator(transport)
-        if found is None:
-            text = repr(transport) if isinstance(transport, str) else f"of type {type(transport).__name__}"
-            remedy = "use 'auto', 'shm', 'nccl' (or 'accelerator') or 'gloo'"
-            raise CompileError(
-                f"transport {text:.80} of node {node} is none that there is; {remedy}",
-                node=node,
-                argument="transport",
-                remedy=remedy,
-            )
-        places = {_CUDA: TensorDevice.GPU, **{str(member): member for member in TensorDevice}}
-        place = places.get(device) if isinstance(device, str) else None
+        found = _transport(node, transport)
+        own = found if isinstance(found, OwnCommunicator) else None
+        kind = TensorTransport.OWN if isinstance(found, OwnCommunicator) else found
+        place = _PLACES.get(device) if isinstance(device, str) else None
         if place is None:
             remedy = "use 'default', 'cpu' or 'gpu' (or 'cuda')"
-            text = f"device {device!r:.80} of node {node} is none that there is; {remedy}"
-            raise CompileError(text, node=node, argument="device", remedy=remedy)
-        apart = {
-            (TensorTransport.NCCL, TensorDevice.CPU): "use 'shm' for tensors in host memory, or leave the device out",
-            (TensorTransport.GLOO, TensorDevice.GPU): "use 'nccl' for tensors on GPUs, or leave the device out",
-        }
-        if (remedy := apart.get((found, place), "")) != "":
-            text = f"transport {str(found)!r} and device {str(place)!r} of node {node} exclude each other; {remedy}"
-            raise CompileError(text, node=node, argument="device", remedy=remedy)
-        return cls(found, place, bool(static_shape), bool(direct_return))
+            _refuse(node, f"device {device!r:.80} of node {node} is none that there is", remedy)
+        if (kind, place) in _APART:
+            word = repr(str(kind)) if own is None else own.name
+            problem = f"transport {word} and device {str(place)!r} of node {node} exclude each other"
+            _refuse(node, problem, _APART[kind, place])
+        return cls(kind, place, bool(static_shape), bool(direct_return), own)
 
 
-def _of_communicator(value: object) -> TensorTransport | None:
-    """What a communicator of Ray's stands for on an edge. Ray, too, sends through shared memory beside its CPU communicator."""
-    name = getattr(type(value), "get_transport_name", None)
-    return TensorTransport.SHM if callable(name) and name(value) == "cpu" else None
+def _transport(node: str, given: object) -> TensorTransport | OwnCommunicator:
+    remedy = "use 'auto', 'shm', 'nccl' (or 'accelerator'), 'gloo', or a communicator"
+    try:
+        found = _WORDS.get(given) if isinstance(given, str) else read_communicator(given)
+        if isinstance(found, OwnCommunicator) and works_on_cpu(found):
+            return TensorTransport.SHM  # as in Ray, whose edges go through shared memory beside it
+    except NoCommunicatorError as problem:
+        _refuse(node, f"transport of node {node}: {problem}", problem.remedy, "transport")
+    if found is None:
+        text = repr(given) if isinstance(given, str) else f"of type {type(given).__name__}"
+        _refuse(node, f"transport {text:.80} of node {node} is none that there is", remedy, "transport")
+    return found
+
+
+def _refuse(node: str, problem: str, remedy: str, argument: str = "device") -> NoReturn:
+    raise CompileError(f"{problem}; {remedy}", node=node, argument=argument, remedy=remedy)

@@ -11,7 +11,9 @@ from typing import Protocol
 from raycomm.graph.actor import ActorIdentity
 from raycomm.graph.channel_options import ChannelOptions
 from raycomm.graph.model import CollectiveKind, ReduceOp
-from raycomm.graph.tensor_hint import TensorHint, TensorTransport
+from raycomm.graph.own_communicator import OwnCommunicator
+from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_transport import TensorTransport
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Exchange:
     root: int | None
     actors: tuple[ActorIdentity, ...]
     transport: TensorTransport = TensorTransport.AUTO
+    own: OwnCommunicator | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -32,7 +32,7 @@ from raycomm.plan.placement import Placement, Transport, place
 from raycomm.plan.places import NO_GPU, Missing, Place, no_cupy, no_nccl
 from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
 from raycomm.plan.text import parse_plan
-from raycomm.plan.transfer import COMPUTE_STREAM, Backend, DeviceStreams, Group, Link, Recv, Send, TensorEdge
+from raycomm.plan.transfer import COMPUTE_STREAM, Backend, DeviceStreams, Group, Link, OwnBackend, Recv, Send, TensorEdge
 from raycomm.plan.verify import verify
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "Link",
     "Missing",
     "Output",
+    "OwnBackend",
     "Place",
     "Placement",
     "Plan",

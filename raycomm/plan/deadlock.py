@@ -15,7 +15,7 @@ execution or a number of executions earlier. Arcs within one execution:
   that passes does so whatever the methods do;
 - a collective overwrites nothing: it waits for the transfers that fill its registers, then for what the other ranks publish.
   On a group it then launches one transfer of all ranks, which waits as those of links do; who uses the result waits for that,
-  a write on the host and a send on the device.
+  a write on the host and a send on the device, or on the host, too, where the link is of another device than the group.
 
 An execution that fails, and a value that has nothing on a device, launch less than this and wait for less.
 
@@ -33,7 +33,7 @@ from raycomm.errors import DeadlockError
 from raycomm.plan.actions import Action, ActorPlan, Collective, Compute, FromChannel, Plan, Read, Write
 from raycomm.plan.refusal import where
 from raycomm.plan.registers import filled_and_used
-from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send
+from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send, on_one_device
 
 _Key = TypeVar("_Key")
 
@@ -80,6 +80,7 @@ class _Waits:
     """The arcs within one execution, as a list of successors per node."""
 
     def __init__(self, plan: Plan, slots: int, hardware_queues: int | None) -> None:
+        self._plan = plan
         self._hardware_queues = hardware_queues
         self.names: list[str] = []
         self.successors: list[list[int]] = []
@@ -133,6 +134,7 @@ class _Waits:
         in_queue: dict[int, int] = {}  # queue -> the transfer launched last
         on_link: dict[tuple[type[Action], int], int] = {}  # likewise, by end and link, or group
         sending: list[int] = []  # transfers that the next call waits for
+        given_by: dict[int, Collective] = {}  # register -> the collective on a group that fills it
         for action in actor.actions:
             node = self._node(where(actor, action))
             if before is not None:
@@ -153,7 +155,8 @@ class _Waits:
                     if computing is not None:
                         self._arc(computing, transfer)
                     if action.register in transfer_in:  # what a collective gives
-                        self._arc(transfer_in[action.register], transfer)
+                        apart = action.register in given_by and not self._on_one_device(given_by[action.register], action)
+                        self._arc(transfer_in[action.register], node if apart else transfer)
                     if not action.beside:
                         sending.append(transfer)
                 continue
@@ -189,6 +192,11 @@ class _Waits:
                     self._follow(in_queue, queue_of(action.stream or COMPUTE_STREAM, self._hardware_queues), transfer)
                     self._follow(on_link, (Collective, action.group), transfer)
                     transfer_in.update(dict.fromkeys(action.outputs, transfer))
+                    given_by.update(dict.fromkeys(action.outputs, action))
+
+    def _on_one_device(self, collective: Collective, send: Send) -> bool:
+        assert collective.group is not None
+        return on_one_device(self._plan.groups[collective.group].over, self._plan.links[send.link].over)
 
     def _fill(self, channels: Iterable[int], node: int) -> None:
         for channel in channels:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from itertools import combinations
 
 from raycomm.errors import CompileError
+from raycomm.graph.model import Collective as GraphCollective
 from raycomm.graph.model import Graph
-from raycomm.graph.tensor_hint import TensorTransport
+from raycomm.graph.tensor_transport import TensorTransport
 from raycomm.plan.actions import ActorPlan, Collective, Plan
-from raycomm.plan.places import Place, backend_of, problems
-from raycomm.plan.transfer import Backend, Group
+from raycomm.plan.places import Missing, Place, backend_of, own_backend, problems
+from raycomm.plan.transfer import Backend, Carrier, Group
 
 
 def place_collectives(plan: Plan, graph: Graph, places: Mapping[int, Place]) -> Plan:
@@ -23,25 +24,32 @@ def place_collectives(plan: Plan, graph: Graph, places: Mapping[int, Place]) -> 
     Raises:
         CompileError: a collective asks for what an actor does not have; names it, the actor and what to do.
     """
-    over: dict[tuple[int, ...], tuple[Backend, str | None]] = {}
+    over: dict[tuple[int, ...], tuple[Carrier, str | None]] = {}
     for actor in plan.actors:
         for action in actor.actions:
             if isinstance(action, Collective) and action.parts and action.rank == 0:
                 number = graph.nodes[action.node].collective
                 assert number is not None
-                found = _decide(plan, action, graph.collectives[number].transport, places)
+                found = _decide(plan, action, graph, graph.collectives[number], places)
                 if found is not None:
                     over[action.parts] = found
     return on_groups(plan, over)
 
 
 def _decide(
-    plan: Plan, action: Collective, wanted: TensorTransport, places: Mapping[int, Place]
-) -> tuple[Backend, str | None] | None:
+    plan: Plan, action: Collective, graph: Graph, whole: GraphCollective, places: Mapping[int, Place]
+) -> tuple[Carrier, str | None] | None:
+    wanted = whole.transport
     if wanted is TensorTransport.SHM:
         return None
     actors = [plan.channels[channel].writer for channel in action.parts]
-    lacks = list(problems(plan, places, wanted, actors, combinations(actors, 2)))
+    if whole.own is not None:
+        found = own_backend(graph, whole.own, places, actors)
+        if not isinstance(found, Missing):
+            return found, None
+        lacks = [found]
+    else:
+        lacks = list(problems(plan, places, wanted, actors, combinations(actors, 2)))
     if not lacks:
         backend = backend_of(places, wanted, actors[0])
         assert isinstance(backend, Backend)
@@ -51,12 +59,13 @@ def _decide(
     name = f"{plan.processes[actors[0]].label}.{action.kind}#{action.node}"
     what = ", and ".join(dict.fromkeys(lack.what for lack in lacks))
     remedy = "; ".join(dict.fromkeys(lack.remedy for lack in lacks))
+    given = repr(str(wanted)) if whole.own is None else whole.own.name
     raise CompileError(
-        f"communicator {str(wanted)!r} of node {name}: {what}; {remedy}", node=name, argument="communicator", remedy=remedy
+        f"communicator {given} of node {name}: {what}; {remedy}", node=name, argument="communicator", remedy=remedy
     )
 
 
-def on_groups(plan: Plan, over: Mapping[tuple[int, ...], tuple[Backend | None, str | None]]) -> Plan:
+def on_groups(plan: Plan, over: Mapping[tuple[int, ...], tuple[Carrier | None, str | None]]) -> Plan:
     """`plan` with these collectives, named by their parts, on groups: one for all of the same actors in one order of ranks.
 
     On a group nobody combines a slice for the others, so the channels for that go. Streams are given later.
@@ -72,7 +81,7 @@ def on_groups(plan: Plan, over: Mapping[tuple[int, ...], tuple[Backend | None, s
     if plan.groups:
         remedy = "place all collectives in one call"
         raise CompileError(f"plan {plan.name!r}, {plan.groups[0]}: there are groups already; {remedy}", remedy=remedy)
-    groups: dict[tuple[tuple[int, ...], Backend | None], Group] = {}
+    groups: dict[tuple[tuple[int, ...], Carrier | None], Group] = {}
     of: dict[tuple[int, ...], int] = {}
     gone: set[int] = set()
     for actor in plan.actors:

@@ -10,7 +10,7 @@ from raycomm.errors import CompileError
 from raycomm.plan.actions import Action, ActorPlan, Channel, Collective, Compute, FromChannel, Plan, Read, Write
 from raycomm.plan.placement import DRIVER, Transport
 from raycomm.plan.registers import pack, spread
-from raycomm.plan.transfer import Backend, Link, Recv, Send
+from raycomm.plan.transfer import Carrier, Link, Recv, Send
 
 # Place of the call that makes a value among all calls (the actors of a collective share one), the call, place of the value in
 # what it writes, place of the reader.
@@ -56,7 +56,7 @@ def place_on_device(
     *,
     sender_keeps: Collection[int] = (),
     broadcast: Collection[int] = (),
-    backends: Mapping[int, Backend] | None = None,
+    backends: Mapping[int, Carrier] | None = None,
 ) -> Plan:
     """`plan` with the values of `channels` moving from device to device.
 
@@ -81,7 +81,7 @@ def place_on_device(
     _check(plan, channels, sender_keeps)
     entries = list(plan.channels)
     edges = _Edges(_positions(plan))
-    links: dict[tuple[int, tuple[int, ...], Backend | None], Link] = {}
+    links: dict[tuple[int, tuple[int, ...], Carrier | None], Link] = {}
     for actor in plan.actors:
         for node, order, channel in _written(actor, channels):
             entry = plan.channels[channel]

@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from raycomm.errors import CompileError
 from raycomm.graph.model import Graph
-from raycomm.graph.tensor_hint import TensorDevice, TensorHint, TensorTransport
+from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
 from raycomm.options import StreamPolicy
 from raycomm.plan.actions import Channel, Plan
 from raycomm.plan.device_collectives import place_collectives
@@ -22,9 +23,9 @@ from raycomm.plan.device_edges import place_on_device
 from raycomm.plan.lowering import channels_of, value_text
 from raycomm.plan.overlap import overlap
 from raycomm.plan.placement import DRIVER, Transport
-from raycomm.plan.places import NO_GPU, REMEDY, UNKNOWN, Missing, Place, backend_of, problems
+from raycomm.plan.places import NO_GPU, REMEDY, UNKNOWN, Missing, Place, backend_of, own_backend, problems
 from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
-from raycomm.plan.transfer import Backend, TensorEdge
+from raycomm.plan.transfer import Backend, Carrier, OwnBackend, TensorEdge
 
 _DRIVER = "the driver has no device"
 
@@ -68,12 +69,12 @@ def place_hinted(plan: Plan, graph: Graph, places: Mapping[int, Place]) -> Plan:
     """The first of the passes of `on_devices`: which values move between devices. Sends and receives get no streams yet."""
     number = channels_of(graph)
     entries = list(plan.channels)
-    over: dict[int, Backend] = {}
+    over: dict[int, Carrier] = {}
     for value, hint in graph.hints:
         channel = number.get(value)
         if channel is None:  # made and used by one actor only
             continue
-        decision = _Decision(plan, entries[channel], hint, places)
+        decision = _Decision(plan, graph, entries[channel], hint, places)
         backend, because = decision.make()
         device = hint.device
         if backend is None:
@@ -92,8 +93,10 @@ def place_hinted(plan: Plan, graph: Graph, places: Mapping[int, Place]) -> Plan:
     return replace(placed, channels=known + tuple(map(_split_off, added)))
 
 
-def _all_apart(entry: Channel, over: Backend, places: Mapping[int, Place]) -> bool:
+def _all_apart(entry: Channel, over: Carrier, places: Mapping[int, Place]) -> bool:
     """Whether all actors of a channel can be ranks of one communicator, so that its value can be broadcast."""
+    if isinstance(over, OwnBackend):
+        return not over.ranks  # Ray's interface has no broadcast
     hardware = [places[end].hardware for end in (entry.writer, *entry.readers) if end != DRIVER]
     return over is not Backend.NCCL or len(set(hardware)) == len(hardware)
 
@@ -117,22 +120,25 @@ class _Decision:
     """How the value of one channel moves."""
 
     plan: Plan
+    graph: Graph
     entry: Channel
     hint: TensorHint
     places: Mapping[int, Place]
 
-    def make(self) -> tuple[Backend | None, str | None]:
+    def make(self) -> tuple[Carrier | None, str | None]:
         """The back end, None for shared memory; and where "auto" leaves it open, why."""
         wanted = self.hint.transport
         only_driver = self.entry.writer == DRIVER or self.entry.readers == (DRIVER,)
-        if only_driver and (wanted in (TensorTransport.NCCL, TensorTransport.GLOO) or self._lands_at_the_driver):
+        if only_driver and (wanted not in (TensorTransport.AUTO, TensorTransport.SHM) or self._lands_at_the_driver):
             who = "comes from the driver" if self.entry.writer == DRIVER else "is read by the driver only"
             asked = "device" if self._lands_at_the_driver else "transport"
             self._refuse(f"this value {who}, and {_DRIVER}", REMEDY, asked)
+        backend: Carrier | None = None
+        because: str | None = None
         if wanted is TensorTransport.AUTO:
             backend, because = self._choose(only_driver)
-        else:
-            backend, because = None if wanted is TensorTransport.SHM else self._demand(), None
+        elif wanted is not TensorTransport.SHM:
+            backend = self._demand()
         if self.hint.device is TensorDevice.GPU:
             self._check_readers()
         return backend, because
@@ -152,7 +158,12 @@ class _Decision:
         assert isinstance(backend, Backend)
         return backend, f"all its actors have devices that {backend} joins"
 
-    def _demand(self) -> Backend:
+    def _demand(self) -> Carrier:
+        if self.hint.own is not None:
+            found = own_backend(self.graph, self.hint.own, self.places, self._ends)
+            if isinstance(found, Missing):
+                self._refuse(found.what, found.remedy, "transport")
+            return found
         problems = list(self._problems())
         if problems:
             what = ", and ".join(dict.fromkeys(problem.what for problem in problems))
@@ -189,6 +200,8 @@ class _Decision:
         return self.plan.processes[end].label
 
     def _refuse(self, problem: str, remedy: str, asked: str) -> NoReturn:
-        given = str(self.hint.device if asked == "device" else self.hint.transport)
-        name = self.entry.value
-        raise CompileError(f"{asked} {given!r} of node {name}: {problem}; {remedy}", node=name, argument=asked, remedy=remedy)
+        own, name = self.hint.own, self.entry.value
+        given = repr(str(self.hint.device if asked == "device" else self.hint.transport))
+        if own is not None and asked == "transport":
+            given = own.name
+        raise CompileError(f"{asked} {given} of node {name}: {problem}; {remedy}", node=name, argument=asked, remedy=remedy)

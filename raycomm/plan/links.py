@@ -5,7 +5,7 @@ from __future__ import annotations
 from raycomm.plan.actions import Action, ActorPlan, Collective, Compute, Plan, Read, Write
 from raycomm.plan.placement import DRIVER, Transport
 from raycomm.plan.refusal import refuse, refuse_action, where
-from raycomm.plan.transfer import Recv, Send
+from raycomm.plan.transfer import Carrier, Group, Link, OwnBackend, Recv, Send, in_one_order
 
 
 def check_links(plan: Plan) -> None:
@@ -26,6 +26,7 @@ def check_links(plan: Plan) -> None:
         known = all(DRIVER < process < len(plan.processes) for process in group.processes)
         if len(set(group.processes)) < max(2, len(group.processes)) or not known:
             refuse(str(group), "it does not join two or more actors, each once")
+    _check_own(plan)
     for channel in plan.channels:
         if channel.sender_keeps and channel.transport is not Transport.DEVICE:
             refuse(f"channel {channel.id} ({channel.value})", "sender_keeps is for a channel between devices")
@@ -44,6 +45,43 @@ def check_links(plan: Plan) -> None:
         for action in actor.actions:
             if isinstance(action, Recv) and action.link != sends[action.channel][1].link:
                 refuse_action(actor, action, f"it is on another link than {where(*sends[action.channel])}")
+
+
+def _check_own(plan: Plan) -> None:
+    """Communicators that the user brought: one by each number, and what is one communicator is used as one."""
+    known: dict[int, OwnBackend] = {}
+    parts: list[Link | Group] = [*plan.links, *plan.groups]
+    for part in parts:
+        own = part.over
+        if not isinstance(own, OwnBackend):
+            continue
+        if known.setdefault(own.number, own) != own:
+            refuse(str(part), f"communicator {own.number} is another one elsewhere")
+        ends = (part.writer, *part.readers) if isinstance(part, Link) else part.processes
+        if own.ranks and not set(own.ranks) >= set(ends):
+            refuse(str(part), "not all its actors have a rank in its communicator")
+        if own.ranks and len(ends) > 2 and isinstance(part, Link):
+            refuse(str(part), "its communicator has no broadcast")
+    for own in known.values():
+        if own.ranks and len(set(own.ranks)) < max(2, len(own.ranks)):
+            refuse(str(own), "it does not join two or more actors, each once")
+    for actor in plan.actors:
+        streams: dict[Carrier | None, int | None] = {}
+        for action in actor.actions:
+            over = _carrier(plan, action)
+            if not in_one_order(over):
+                continue
+            assert isinstance(action, (Send, Recv, Collective))
+            if streams.setdefault(over, action.stream) != action.stream:
+                refuse_action(actor, action, f"it is on another stream than what went before it over {over}")
+
+
+def _carrier(plan: Plan, action: Action) -> Carrier | None:
+    if isinstance(action, (Send, Recv)) and 0 <= action.link < len(plan.links):
+        return plan.links[action.link].over
+    if isinstance(action, Collective) and action.group is not None and 0 <= action.group < len(plan.groups):
+        return plan.groups[action.group].over
+    return None
 
 
 def _check_actor(plan: Plan, actor: ActorPlan, sends: dict[int, tuple[ActorPlan, Send]]) -> None:

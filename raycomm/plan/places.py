@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from raycomm.graph.tensor_hint import TensorTransport
+from raycomm.graph.model import Graph
+from raycomm.graph.own_communicator import OwnCommunicator
+from raycomm.graph.tensor_transport import TensorTransport
 from raycomm.plan.actions import Plan
-from raycomm.plan.transfer import Backend
+from raycomm.plan.transfer import Backend, Carrier, OwnBackend
 
 REMEDY = "use 'auto' or 'shm'"
 
@@ -83,6 +85,26 @@ def backend_of(places: Mapping[int, Place], transport: TensorTransport, process:
     """What an actor moves tensors by, if it is to do it over `transport`."""
     place = places.get(process, UNKNOWN)
     return place.gloo if transport is TensorTransport.GLOO else place.accelerator
+
+
+def own_backend(graph: Graph, own: OwnCommunicator, places: Mapping[int, Place], processes: Iterable[int]) -> Carrier | Missing:
+    """What stands in a plan for a communicator that the user brought, or why it cannot join `processes`.
+
+    On simulated devices it is not used: they have their own.
+    """
+    members = own.members or ()
+    process_of = {actor.key: actor.index + 1 for actor in graph.actors}
+    ranks = tuple(process_of[key] for key in members if key in process_of)
+    outside = [graph.actors[process - 1].label for process in processes if process not in ranks]
+    if members and outside:
+        what = f"actor {', '.join(outside)} is none of the {len(members)} actors of communicator {own.name}"
+        return Missing(what, "make the communicator of all actors that use it")
+    if len(ranks) < len(members):
+        what = f"communicator {own.name} has {len(members)} actors and the graph {len(ranks)} of them; it would wait for the rest"
+        return Missing(what, "make the communicator of actors of the graph only")
+    if any(place.accelerator is Backend.SIMULATED for place in places.values()):
+        return Backend.SIMULATED
+    return OwnBackend(graph.communicators.index(own), own.name, ranks)
 
 
 def problems(

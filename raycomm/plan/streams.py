@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from raycomm.errors import CompileError
 from raycomm.options import StreamPolicy
 from raycomm.plan.actions import Action, ActorPlan, Collective, Plan
-from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Group, Link, Recv, Send
+from raycomm.plan.transfer import COMPUTE_STREAM, DeviceStreams, Group, Link, Recv, Send, in_one_order
 
 # Hardware queues of a device (CUDA_DEVICE_MAX_CONNECTIONS) less one for computations and one for copies to and from the host.
 DEFAULT_MAX_LINKS = 6
@@ -25,7 +25,7 @@ def assign_streams(
 
     Streams that share a hardware queue wait for each other however they are named. So a device with more links than `max_links`
     gets the policy `direction` where `link` was asked for, and the plan says so. A group counts as a link; with `direction` all
-    groups of a device share a third stream.
+    groups of a device share a third stream. What goes over one communicator of the user's, an object of Ray's, is on one stream.
 
     Args:
         max_links: how many links of one device can have work outstanding at once without sharing a queue; at least 2.
@@ -65,8 +65,16 @@ def _check(plan: Plan, max_links: int, given: Mapping[int, tuple[int, int]]) -> 
             argument="max_links",
             remedy="pass at least 2",
         )
-    sent = {action.channel for actor in plan.actors for action in actor.actions if isinstance(action, Send)}
+    sent = {action.channel: action for actor in plan.actors for action in actor.actions if isinstance(action, Send)}
+    ordered = {link.id: link.over for link in plan.links if in_one_order(link.over)}
     for channel, streams in given.items():
+        if channel in sent and sent[channel].link in ordered:
+            raise CompileError(
+                f"plan {plan.name!r}: streams are given for channel {channel} ({plan.channels[channel].value}), which goes over "
+                f"{ordered[sent[channel].link]}, all of whose operations run in one order; leave them out",
+                argument=str(channel),
+                remedy="leave them out",
+            )
         if channel not in sent:
             raise CompileError(
                 f"plan {plan.name!r}: a stream is given for channel {channel}, which is not between devices; leave it out",
@@ -93,35 +101,43 @@ def _choose(
 
 
 def _assigned(
-    actions: Iterable[Action],
+    actions: tuple[Action, ...],
     policy: StreamPolicy,
     links: list[Link],
     groups: list[Group],
     given: Mapping[int, tuple[int, int]],
-) -> Iterable[Action]:
-    actions = tuple(actions)
+) -> Iterator[Action]:
     by_user = {
         action.channel: given[action.channel][isinstance(action, Recv)]
         for action in actions
         if isinstance(action, (Send, Recv)) and action.channel in given
     }
-    first = max(by_user.values(), default=COMPUTE_STREAM) + 1
-    of_link = {link.id: first + place for place, link in enumerate(links)}
-    of_group = {group.id: first + len(links) + place for place, group in enumerate(groups)}
+    numbers = _numbers(policy, links, groups, max(by_user.values(), default=COMPUTE_STREAM) + 1)
     for action in actions:
-        if isinstance(action, Collective) and action.group is not None:
-            stream = {StreamPolicy.LINK: of_group[action.group], StreamPolicy.DIRECTION: first + 2}.get(policy, first)
-            yield replace(action, stream=stream)
-        elif not isinstance(action, (Send, Recv)):
-            yield action
-        elif action.channel in by_user:
-            yield replace(action, stream=by_user[action.channel])
+        if isinstance(action, (Send, Recv)):
+            chosen = numbers[Link, action.link][isinstance(action, Recv)]
+            yield replace(action, stream=by_user.get(action.channel, chosen))
+        elif isinstance(action, Collective) and action.group is not None:
+            yield replace(action, stream=numbers[Group, action.group][0])
         else:
-            match policy:
-                case StreamPolicy.LINK:
-                    stream = of_link[action.link]
-                case StreamPolicy.DIRECTION:
-                    stream = first if isinstance(action, Send) else first + 1
-                case StreamPolicy.SHARED:
-                    stream = first
-            yield replace(action, stream=stream)
+            yield action
+
+
+def _numbers(
+    policy: StreamPolicy, links: list[Link], groups: list[Group], first: int
+) -> dict[tuple[type[Link | Group], int], tuple[int, int]]:
+    """For each link and group of an actor, the stream that it sends on and the one that it receives on."""
+    parts: list[Link | Group] = [*links, *groups]
+    match policy:
+        case StreamPolicy.LINK:
+            chosen = {part: (first + place, first + place) for place, part in enumerate(parts)}
+            after = first + len(parts)
+        case StreamPolicy.DIRECTION:
+            chosen = {part: (first, first + 1) if isinstance(part, Link) else (first + 2, first + 2) for part in parts}
+            after = first + 3
+        case StreamPolicy.SHARED:
+            return {(type(part), part.id): (first, first) for part in parts}
+    # What is one communicator for all its links and groups has one order, and one stream, whatever the policy.
+    own = list(dict.fromkeys(part.over for part in parts if in_one_order(part.over)))
+    chosen |= {part: (after + own.index(part.over),) * 2 for part in parts if part.over in own}
+    return {(type(part), part.id): streams for part, streams in chosen.items()}

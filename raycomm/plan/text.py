@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 from raycomm.errors import CompileError
 from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, Projection, ReduceOp, Whole
-from raycomm.graph.tensor_hint import TensorDevice, TensorTransport
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
 from raycomm.options import StreamPolicy
 from raycomm.plan.actions import (
     Action,
@@ -33,7 +33,7 @@ from raycomm.plan.actions import (
     Write,
 )
 from raycomm.plan.placement import Transport
-from raycomm.plan.transfer import Backend, DeviceStreams, Group, Link, Recv, Send, TensorEdge
+from raycomm.plan.transfer import Backend, Carrier, DeviceStreams, Group, Link, OwnBackend, Recv, Send, TensorEdge
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -278,12 +278,21 @@ def _link(line: _Line) -> Link:
     index, writer = line.number(), line.number()
     line.expect("->")
     readers = line.numbers()
-    return Link(index, writer, readers, line.one_of(Backend, "back end") if line.accept("over") else None)
+    return Link(index, writer, readers, _carrier(line))
+
+
+def _carrier(line: _Line) -> Carrier | None:
+    if not line.accept("over"):
+        return None
+    if not line.accept("own"):
+        return line.one_of(Backend, "back end")
+    number, name = line.number(), line.string()
+    return OwnBackend(number, name, line.numbers() if line.accept("ranks") else ())
 
 
 def _group(line: _Line) -> Group:
     index, processes = line.number(), line.numbers()
-    over = line.one_of(Backend, "back end") if line.accept("over") else None
+    over = _carrier(line)
     return Group(index, processes, over, line.string() if line.accept("because") else None)
 
 

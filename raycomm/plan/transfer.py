@@ -9,6 +9,8 @@ A collective on devices is one operation of all ranks of its group, launched aft
 
     link 0 1 -> 2
     link 1 2 -> 1, 3 over nccl
+    link 2 1 -> 3 over own 0 "SocketLink"
+    link 3 3 -> 1 over own 1 "RaysGroup" ranks 1, 3
     group 0 1, 2, 3 over nccl
     streams 1 link
     streams 2 direction instead of link 9 links limit 6 given 3, 4
@@ -28,8 +30,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
-from raycomm.graph.tensor_hint import TensorDevice, TensorTransport
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
 from raycomm.options import StreamPolicy
 
 COMPUTE_STREAM = 0
@@ -44,6 +47,37 @@ class Backend(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class OwnBackend:
+    """A communicator that the user brought: its `number` among those of the graph, and what it is called.
+
+    `ranks`: processes by rank, of one that is one communicator for all its links and groups. Its operations run in the order in
+    which an actor launches them, so they are on one stream. Empty where each link and group has a communicator to itself.
+    """
+
+    number: int
+    name: str
+    ranks: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"own {self.number} {json.dumps(self.name)}"
+        return f"{text} ranks {', '.join(map(str, self.ranks))}" if self.ranks else text
+
+
+# What carries tensors.
+Carrier: TypeAlias = Backend | OwnBackend
+
+
+def on_one_device(first: Carrier | None, second: Carrier | None) -> bool:
+    """Whether the ends that an actor has over both are on one device: streams of the one can wait for events of the other."""
+    return first == second and (not isinstance(first, OwnBackend) or in_one_order(first))
+
+
+def in_one_order(over: Carrier | None) -> bool:
+    """Whether all links and groups over it are one communicator, whose operations run in one order."""
+    return isinstance(over, OwnBackend) and bool(over.ranks)
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """A communicator from actor `writer` to actors `readers` (indices of processes). Its operations run in the order of launch.
 
@@ -54,7 +88,7 @@ class Link:
     id: int
     writer: int
     readers: tuple[int, ...]
-    over: Backend | None = None
+    over: Carrier | None = None
 
     def __str__(self) -> str:
         text = f"link {self.id} {self.writer} -> {', '.join(map(str, self.readers))}"
@@ -70,7 +104,7 @@ class Group:
 
     id: int
     processes: tuple[int, ...]
-    over: Backend | None = None
+    over: Carrier | None = None
     because: str | None = None
 
     def __str__(self) -> str:

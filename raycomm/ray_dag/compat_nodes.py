@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from ray.dag import ClassMethodNode, DAGNode, FunctionNode, InputAttributeNode, InputNode, MultiOutputNode
 from ray.dag.py_obj_scanner import _PyObjScanner
-from ray.experimental.channel.cpu_communicator import CPUCommunicator
 
 from raycomm.errors import ArgumentError, CompileError
 from raycomm.graph.nodes import is_own
@@ -25,14 +24,20 @@ _OWN_NAMES: Final = {"timeout": "timeout (input)"}
 
 
 class CompatAdapter(RayDagAdapter):
-    """Reads `ray.dag` nodes for a graph in which every name may be an input key. Stateless."""
+    """Reads `ray.dag` nodes for a graph in which every name may be an input key.
+
+    Args:
+        communicator: for edges that ask for an accelerator and name none, and for collectives that name none.
+    """
+
+    def __init__(self, communicator: Any = None) -> None:
+        super().__init__(communicator)
 
     def describe(self, node: object) -> View:
         """The view of a `ray.dag` node."""
         view = super().describe(node)
-        if view.hint is not None and isinstance(view.hint.transport, CPUCommunicator):
-            # Ray, too, sends from actor to actor through shared memory there; the communicator is for collectives.
-            view = dataclasses.replace(view, hint=dataclasses.replace(view.hint, transport="shm"))
+        if self._communicator is not None and view.hint is not None and view.hint.transport == "accelerator":
+            view = dataclasses.replace(view, hint=dataclasses.replace(view.hint, transport=self._communicator))
         if isinstance(view, AttributeView) and isinstance(view.key, str) and view.key in _OWN_NAMES:
             return dataclasses.replace(view, key=_OWN_NAMES[view.key])
         return view

@@ -89,6 +89,7 @@ def experimental_compile(
     node.is_cgraph_output_node = True
     try:
         nodes = CompatNodes(node)
+        default = None if isinstance(_default_communicator, str) else _default_communicator
         options = Options.load(
             {
                 "max_inflight": min(max_inflight, _MOST_IN_FLIGHT),
@@ -101,7 +102,7 @@ def experimental_compile(
             }
         )
         loop = functools.partial(ProfiledLoop, nodes.bind_indexes) if constants.RAY_CGRAPH_ENABLE_PROFILING else None
-        compiled = compile_graph(node, options, CompatAdapter(), Ref, loop=loop)
+        compiled = compile_graph(node, options, CompatAdapter(default), Ref, loop=loop)
     except BaseException:
         node.is_cgraph_output_node = False  # nothing runs: the same node may be compiled again, once the reason is gone
         raise

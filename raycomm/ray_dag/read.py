@@ -27,7 +27,7 @@ from ray.experimental.util.types import AllGatherOp, AllReduceOp, ReduceScatterO
 from raycomm.graph import CollectiveKind
 from raycomm.graph.actor import read_actor
 from raycomm.graph.channel_options import FOREIGN_AFTER, FOREIGN_OPTIONS
-from raycomm.graph.collective import op_of, transport_of
+from raycomm.graph.collective import communicator_of, op_of
 from raycomm.graph.views import (
     Adapter,
     AttributeView,
@@ -50,10 +50,16 @@ _CREATE = "create the actor first with Cls.remote(...) and bind its handle's met
 
 
 class RayDagAdapter:
-    """Adapter for `ray.dag` nodes. Stateless.
+    """Adapter for `ray.dag` nodes.
+
+    Args:
+        communicator: for collectives that name none.
 
     Reads fields, not properties or `getattr` with a guess: an unknown attribute of Ray's InputNode makes a new input part.
     """
+
+    def __init__(self, communicator: Any = None) -> None:
+        self._communicator = communicator
 
     def recognises(self, value: object) -> bool:
         """Whether `value` is a node of `ray.dag`."""
@@ -64,7 +70,7 @@ class RayDagAdapter:
         assert isinstance(node, DAGNode)
         common = _Common(node)
         if isinstance(node, CollectiveOutputNode) and not node._is_class_method_output:
-            return _collective(node, common)
+            return _collective(node, common, self._communicator)
         if isinstance(node, ClassMethodNode):
             return _method(node, common)
         if isinstance(node, InputNode):
@@ -130,16 +136,16 @@ def _method(node: Any, common: _Common) -> View:
     )
 
 
-def _collective(node: Any, common: _Common) -> View:
+def _collective(node: Any, common: _Common, default: Any) -> View:
     """What one actor does in a collective. Ray's own default and its words for it mean an accelerator; here they mean one where
     all actors have it, and else the memory that they share."""
     collective = node._collective_op
-    kind, op = _KINDS[type(collective._op)], getattr(collective._op, "reduceOp", None)
+    kind, reduces = _KINDS[type(collective._op)], getattr(collective._op, "reduceOp", None)
+    op = None if reduces is None else op_of(reduces)
     actors = tuple(filter(None, map(read_actor, collective._actor_handles)))
     actor = read_actor(node._parent_class_node)
     assert actor is not None
-    transport = transport_of(collective._type_hint.get_custom_communicator(), actors, str(kind))
-    op = None if op is None else op_of(op)
+    transport, own = communicator_of(collective._type_hint.get_custom_communicator() or default, actors, kind, op)
     return CallView(
         label=f"{actor.class_name}.{kind}",
         actor=actor,
@@ -148,7 +154,7 @@ def _collective(node: Any, common: _Common) -> View:
         kwargs=(),
         num_returns=len(node._bound_args),
         bind_index=node._bind_index,
-        exchange=Exchange(key=collective, kind=kind, op=op, root=None, actors=actors, transport=transport),
+        exchange=Exchange(key=collective, kind=kind, op=op, root=None, actors=actors, transport=transport, own=own),
         **common.fields,
     )
 

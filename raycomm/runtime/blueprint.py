@@ -35,6 +35,7 @@ class Blueprint:
     faults: tuple[Fault, ...] = ()
     meeting: Meeting | None = None  # where the ends of links meet, see `links.meeting_point`
     device: str | None = None  # the GPU that the actor has said it uses
+    communicators: tuple[Any, ...] = field(default=(), repr=False)  # that the user brought, by number in the plan
     loop: Callable[..., Any] | None = None  # makes what runs the actions; None: `Loop`
 
 

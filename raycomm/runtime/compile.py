@@ -219,6 +219,7 @@ class _SetUp:
             faults=self._faults.get(actor.index, ()),
             meeting=self._meeting,
             device=self._places[actor.index + 1].device if self._places else None,
+            communicators=tuple(own.made for own in self._graph.communicators),
             loop=self._loop,
         )
         handle: Any = actor.handle
@@ -231,7 +232,18 @@ class _SetUp:
         return call
 
     def _unsendable(self, error: Exception) -> Exception:
-        """Names the constant that Ray cannot pickle; the error itself if none is to blame."""
+        """Names the constant or communicator that Ray cannot pickle; the error itself if none is to blame."""
+        for own in self._graph.communicators:
+            try:
+                cloudpickle.dumps(own.made)  # type: ignore[no-untyped-call]
+            except Exception as reason:
+                remedy = "make what it uses in initialize(), or where an end is made"
+                return CompileError(
+                    f"graph {self._plan.name!r}: communicator {own.name} cannot be pickled ({reason}); {remedy}",
+                    node=own.name,
+                    argument="transport",
+                    remedy=remedy,
+                )
         for node in self._graph.nodes:
             operands = [(str(place), operand) for place, operand in enumerate(node.args)] + list(node.kwargs)
             for argument, operand in operands:

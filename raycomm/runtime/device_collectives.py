@@ -21,7 +21,7 @@ from raycomm.codec.tensor import is_exact
 from raycomm.device import Communicator, Received, Stream
 from raycomm.device.combining import combine
 from raycomm.graph.model import CollectiveKind
-from raycomm.plan.transfer import Backend
+from raycomm.plan.transfer import Backend, Carrier
 from raycomm.runtime.collectives import Exchange
 from raycomm.runtime.reduction import OTHER, Mismatch, Spec
 
@@ -41,7 +41,7 @@ class DeviceExchange(Exchange):
         *rest: what `Exchange` takes.
     """
 
-    def __init__(self, link: Communicator, stream: Stream, over: Backend | None, asked_for: bool, *rest: Any) -> None:
+    def __init__(self, link: Communicator, stream: Stream, over: Carrier | None, asked_for: bool, *rest: Any) -> None:
         super().__init__(*rest)
         self._link = link
         self._stream = stream

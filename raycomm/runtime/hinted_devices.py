@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from raycomm.codec import Failure
-from raycomm.graph.tensor_hint import TensorDevice
+from raycomm.graph.tensor_transport import TensorDevice
 from raycomm.options import DeviceKind, Options
 from raycomm.plan import ActorPlan, Plan, Read, Write
 from raycomm.plan.transfer import Recv

@@ -16,17 +16,20 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raycomm.channel import Deadline
 from raycomm.device import Communicator
 from raycomm.errors import CommunicatorError, CompileError
 from raycomm.observe.notice import FIRST_NOTICE_S, NEXT_NOTICE_S
 from raycomm.plan import Group, Link, Plan
-from raycomm.plan.transfer import Backend
+from raycomm.plan.transfer import Backend, OwnBackend
+
+if TYPE_CHECKING:
+    from raycomm.runtime.ray_communicator import RayCommunicator
 
 logger = logging.getLogger("raycomm")
 
@@ -86,16 +89,28 @@ class Links:
         process: the actor's index in it.
         meeting: from `meeting_point`.
         device: the GPU to use, such as ``cuda:0``; None: the one that torch uses on this thread.
+        communicators: that the user brought, classes or objects of Ray's, by number.
 
     Attributes:
         late: what may not have arrived that a call was given, and for how many seconds that call runs; set by whoever knows.
     """
 
-    def __init__(self, plan: Plan, process: int, meeting: Meeting | None, device: str | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        process: int,
+        meeting: Meeting | None,
+        device: str | None = None,
+        communicators: Sequence[Any] = (),
+    ) -> None:
         self._plan = plan
         self._process = process
         parts: list[Link | Group] = [*plan.links, *plan.groups]
         self._mine = [part for part in parts if process in _ranks(part)]
+        # Whoever is a member of one is waited for in its set-up, whether or not anything goes to it here.
+        self._joined = {part.over: part for part in parts if isinstance(part.over, OwnBackend) and process in part.over.ranks}
+        self._whole: dict[OwnBackend, RayCommunicator] = {}
+        self._communicators = communicators
         self._ends: dict[Link | Group, Communicator] = {}
         self._devices: dict[Callable[..., Any], Any] = {}  # by what makes them
         self._meeting = meeting
@@ -124,13 +139,16 @@ class Links:
             CommunicatorError: a link cannot be made; says which, and between whom.
             raycomm._core.Closed: the graph has ended meanwhile.
         """
+        for own, part in sorted(self._joined.items(), key=lambda item: item[0].number):
+            self._while_looking(look, partial(self._join, own), self._text(part))
         store: Any = None
         for part in self._mine:
-            store = store or self._while_looking(look, self._connect, part)
-            make = self._end_over_gloo if part.over in _BY_GLOO else self._end_over_nccl
+            store = store or self._while_looking(look, self._connect, self._text(part))
             ranks = _ranks(part)
-            end = self._ends[part] = make(part, store, ranks.index(self._process), len(ranks))
-            self._while_looking(look, partial(end.warm_up, _ALWAYS_S), part)
+            make = partial(self._end_over(part), part, store, ranks.index(self._process), len(ranks))
+            of_user = isinstance(part.over, OwnBackend)  # whose code may take its time
+            end = self._ends[part] = self._while_looking(look, make, self._text(part)) if of_user else make()
+            self._while_looking(look, partial(end.warm_up, _ALWAYS_S), self._text(part))
 
     def end(self, link: int) -> tuple[Communicator, int]:
         """This actor's end of a link, and the rank of the writer, or at the writer that of the first reader."""
@@ -148,6 +166,9 @@ class Links:
         self._ends = {}
         self.late = _nothing
         self._abort(ends, _ABORT_S)
+        for whole in self._whole.values():  # that no end is of
+            whole.destroy(_ABORT_S)
+        self._whole.clear()
         for device in self._devices.values():
             device.close()
         self._devices.clear()
@@ -170,13 +191,13 @@ class Links:
     def watched(self, look: Callable[[], None], end: Callable[[CommunicatorError], None]) -> Iterator[None]:
         """Inside, a thread looks now and then, and aborts all ends once the graph has ended or one of them has failed: this one
         may wait in the device's driver, and nothing else ends that. It also says in the log what is late. Only where code runs on
-        streams.
+        streams; and over communicators that the user brought, of which nobody else notices that a send has failed.
 
         Args:
             look: see `warm_up`.
             end: ends the graph, for the reason given; called, by any thread, when an end has failed and before it is aborted.
         """
-        if not self.on_streams:
+        if not (self.on_streams or any(isinstance(part.over, OwnBackend) for part in self._mine)):
             yield
             return
         ended = threading.Event()
@@ -241,6 +262,39 @@ class Links:
         store = distributed.TCPStore(self._meeting.host, self._meeting.port, is_master=False, wait_for_workers=False)
         return distributed.PrefixStore(self._meeting.nonce, store)
 
+    def _end_over(self, part: Link | Group) -> Callable[[Any, Any, int, int], Communicator]:
+        """What makes an end over what carries it."""
+        if isinstance(part.over, OwnBackend):
+            return self._end_over_own
+        return self._end_over_gloo if part.over in _BY_GLOO else self._end_over_nccl
+
+    def _join(self, own: OwnBackend) -> None:
+        from raycomm.runtime.ray_communicator import RayCommunicator
+
+        name = f"communicator {own.number} ({own.name}) of graph {self._plan.name!r}"
+        whole = RayCommunicator(self._communicators[own.number], own.ranks.index(self._process), name)
+        self._whole[own] = whole  # before it is initialized: it is to be destroyed, too, if that fails
+        try:
+            whole.initialize()
+        except Exception as error:
+            text = f"{name}: initialize({whole.rank}) failed with {type(error).__name__}: {error}"
+            raise CommunicatorError(text, communicator=name, rank=whole.rank) from error
+
+    def _end_over_own(self, part: Link | Group, store: Any, rank: int, size: int) -> Communicator:
+        own = part.over
+        assert isinstance(own, OwnBackend)
+        if own.ranks:
+            return self._whole[own].part(self._text(part), [own.ranks.index(process) for process in _ranks(part)])
+        try:
+            end = self._communicators[own.number](store, self._text(part), rank, size)
+        except Exception as error:
+            text = f"{self._text(part)}: {own.name}(store, name, {rank}, {size}) failed with {type(error).__name__}: {error}"
+            raise CommunicatorError(text) from error
+        if not isinstance(end, Communicator) or (end.rank, end.size) != (rank, size):
+            text = f"{self._text(part)}: {own.name} made {end!r:.80}, which is not rank {rank} of {size} of a communicator"
+            raise CommunicatorError(f"{text}; give it what raycomm.device.Communicator has")
+        return end
+
     def _end_over_gloo(self, part: Link | Group, store: Any, rank: int, size: int) -> Communicator:
         from raycomm.device.cpu import CpuDevice
         from raycomm.device.gloo import GlooCommunicator
@@ -262,7 +316,7 @@ class Links:
             self._devices[make] = make(*args)
         return self._devices[make]
 
-    def _while_looking(self, look: Callable[[], None], work: Callable[[], Any], part: Link | Group) -> Any:
+    def _while_looking(self, look: Callable[[], None], work: Callable[[], Any], what: str) -> Any:
         """What `work` gives. It runs in a thread that is left behind if the graph ends first: its own limits are minutes."""
         done: list[Any] = []
         failed: list[Exception] = []
@@ -281,12 +335,12 @@ class Links:
         if done:
             return done[0]
         error = failed[0]
-        if isinstance(error, ImportError):
+        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "torch":
             who = self._label(self._process)
-            raise CommunicatorError(f"{self._text(part)}: torch cannot be imported by {who} ({error}); {_NEEDS_TORCH}") from None
+            raise CommunicatorError(f"{what}: torch cannot be imported by {who} ({error}); {_NEEDS_TORCH}") from None
         if isinstance(error, CommunicatorError):
             raise error
-        raise CommunicatorError(f"{self._text(part)} cannot be set up: {type(error).__name__}: {error}") from None
+        raise CommunicatorError(f"{what} cannot be set up: {type(error).__name__}: {error}") from None
 
     def _text(self, part: Link | Group) -> str:
         if isinstance(part, Group):

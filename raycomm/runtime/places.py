@@ -23,6 +23,7 @@ def places_of(graph: Graph, device: DeviceKind, actors: Conversation) -> dict[in
         return {actor.index + 1: Place.simulated(f"simulated device of {actor.label}") for actor in graph.actors}
     wanted = {hint.transport for _, hint in graph.hints} | {whole.transport for whole in graph.collectives}
     wanted |= {TensorTransport.NCCL for _, hint in graph.hints if hint.device is TensorDevice.GPU}
+    wanted.discard(TensorTransport.OWN)  # whose business it is
     if wanted <= {TensorTransport.SHM}:
         return {}
     found: dict[int, Found] = actors.ask(look_for_gpu if wanted <= {TensorTransport.SHM, TensorTransport.AUTO} else look_around)

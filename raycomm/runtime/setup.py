@@ -130,7 +130,7 @@ class Member:
         self._arena = arena
         self._faults = faults
         self._report: ShmWriter | None = None
-        self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting, blueprint.device)
+        self._links = Links(blueprint.plan, blueprint.process, blueprint.meeting, blueprint.device, blueprint.communicators)
         actors_thread = blueprint.options.loop_thread is LoopThread.ACTOR
         self._claim = Claim(blueprint.plan.name, blueprint.driver.nonce) if actors_thread else None
 

@@ -95,11 +95,11 @@ class Transfers:
     def send(self, action: Send) -> Step:
         """Writes the record and launches the sends, or writes a failure."""
         registers, register, guarded = self._registers, action.register, self._guarded
-        writer, device = self._writer(action), self._links.end(action.link)[0].device
+        writer, device = self._writer(action), self._device(action)
 
         def step() -> None:
             value, after = registers[register], ()
-            if type(value) is Arriving:  # from a collective, and sent on: nobody has to wait for it here
+            if type(value) is Arriving:  # from a collective on this device, and sent on: nobody has to wait for it here
                 value, after = value.value(), value.events
             if type(value) is not Failure:
                 try:
@@ -151,6 +151,8 @@ class Transfers:
         action = self._actions[place]
         steps: list[Step] = []
         for arrival in self._arriving[place]:
+            if isinstance(action, Send) and self._device(arrival.action) is self._device(action):
+                continue  # the send waits for it
             steps.append(self._settle(arrival))
             if isinstance(arrival.action, Recv):
                 steps += self._moves.after(arrival.action)
@@ -172,12 +174,8 @@ class Transfers:
 
     def _settle(self, arrival: Arrival) -> Step:
         registers, register, action = self._registers, arrival.register, arrival.action
-        if isinstance(action, Recv):
-            number, device = action.channel, self._links.end(action.link)[0].device
-        else:
-            assert action.group is not None
-            number, device = action.read[0], self._links.member(action.group).device
-        channel = self._plan.channels[number]
+        number = action.channel if isinstance(action, Recv) else action.read[0]
+        device, channel = self._device(action), self._plan.channels[number]
         origin = f"{self._process.label} receiving {channel.value}"
 
         def step() -> None:
@@ -197,6 +195,12 @@ class Transfers:
                 registers[register] = Failure.capture(error, origin, self._now())
 
         return step
+
+    def _device(self, action: Send | Recv | Collective) -> Device:
+        if isinstance(action, Collective):
+            assert action.group is not None
+            return self._links.member(action.group).device
+        return self._links.end(action.link)[0].device
 
     def _take_back(self) -> None:
         """Have what the coming call does wait for the sends of what it may write to."""
@@ -313,15 +317,15 @@ class Arrival(NamedTuple):
 
 
 def arriving(actions: tuple[Action, ...]) -> list[tuple[Arrival, ...]]:
-    """For each action, what arrives in registers that it looks at, with no look in between. To send something on is no look."""
+    """For each action, what arrives in registers that it uses, with no look in between. To send something on is no look."""
     pending: dict[int, Arrival] = {}
     rows: list[tuple[Arrival, ...]] = []
     for action in actions:
         filled, used = filled_and_used(action)
         if isinstance(action, Compute):
             used = given(action)
-        looked_at = () if isinstance(action, (Release, Send)) else used
-        rows.append(tuple(pending[register] for register in dict.fromkeys(looked_at) if register in pending))
+        needed = () if isinstance(action, Release) else used
+        rows.append(tuple(pending[register] for register in dict.fromkeys(needed) if register in pending))
         for register in (*filled, *(() if isinstance(action, Send) else used)):
             pending.pop(register, None)
         if isinstance(action, Recv):

@@ -1,5 +1,5 @@
-"""Edges over gloo and over NCCL, between real actors: values, order, failures of one execution, promises, deaths, and what is
-left behind."""
+"""Edges over gloo, over NCCL and over a communicator of the user's, between real actors: values, order, failures of one execution,
+promises, deaths, and what is left behind."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from ray.dag import InputNode as RayInputNode
 import raycomm
 from raycomm import ActorDiedError, ChannelClosedError, InputNode, MultiOutputNode, bind
 from raycomm.errors import TensorMismatchError
+from raycomm.ray_dag.gloo import Gloo
 from raycomm.testing.faults import Fault, Kill, Point, inject
 from tests.ray.gpu_actors import start_on_gpu
+from tests.ray.own_communicators import RaysGroup, SocketLink
 from tests.ray.tensor_actors import Tensors
 from tests.ray.workers import PATIENCE_S, Gate, until
 
@@ -28,7 +30,7 @@ Over = Callable[..., Any]
 New = Callable[[], Any]
 
 
-@pytest.fixture(scope="module", params=["gloo", "nccl"])
+@pytest.fixture(scope="module", params=["gloo", "nccl", "own"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -48,7 +50,8 @@ def actors(new: New) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def over(transport: str) -> Over:
-    return lambda node, **hints: node.with_tensor_transport(transport, **hints)
+    given = SocketLink if transport == "own" else transport
+    return lambda node, **hints: node.with_tensor_transport(given, **hints)
 
 
 def test_a_chain(actors: list[Any], over: Over, transport: str) -> None:
@@ -63,14 +66,13 @@ def test_a_chain(actors: list[Any], over: Over, transport: str) -> None:
 
 
 def test_nodes_of_ray(actors: list[Any], transport: str) -> None:
-    if transport == "gloo":
-        pytest.skip("Ray's own nodes refuse the name")
+    of_ray = {"nccl": "nccl", "gloo": Gloo(), "own": RaysGroup(actors)}[transport]
     with RayInputNode() as x:
-        node = actors[0].make.bind(x).with_tensor_transport("nccl", _static_shape=True)
-        node = actors[1].twice.bind(node).with_tensor_transport("accelerator")
+        node = actors[0].make.bind(x).with_tensor_transport(of_ray, _static_shape=True)
+        node = actors[1].twice.bind(node).with_tensor_transport("accelerator" if transport == "nccl" else of_ray)
         node = actors[2].sum.bind(node)
     with raycomm.compile(node) as graph:
-        assert str(graph.plan).count("over nccl") == 2
+        assert str(graph.plan).count(f"over {transport}") == 2
         assert [ray.get(graph.execute(number)) for number in range(5)] == [2000 * number for number in range(5)]
 
 

@@ -29,6 +29,8 @@ ALLOWED = {
     "__main__": {"cli"},
 }
 MAY_IMPORT_RAY = {"runtime", "ray_dag"}
+# Users implement an interface of Ray's that lies beside its compiled graphs.
+RAYS_COMMUNICATORS = "ray_communicator.py"
 # torch has its rooms, which are entered when the first tensor comes; cupy is only ever found in sys.modules.
 CUPY_ROOMS = ("device/cuda.py", "device/found.py", "device/nccl.py")
 TORCH_ROOMS = (
@@ -41,6 +43,7 @@ TORCH_ROOMS = (
     "channel/moving.py",
     "runtime/device_collectives.py",
     "runtime/links.py",
+    "runtime/ray_communicator.py",
     *CUPY_ROOMS,
 )
 
@@ -115,7 +118,8 @@ def test_only_the_runtime_and_ray_dag_import_ray() -> None:
             top = module.split(".")[0]
             if top == "ray" and part not in MAY_IMPORT_RAY and not checking:
                 wrong.append(f"{file.relative_to(PACKAGE)}:{line}: {module}")
-            if module.startswith(("ray.dag", "ray.experimental")) and part != "ray_dag":
+            inner = module.startswith(("ray.dag", "ray.experimental")) and file.name != RAYS_COMMUNICATORS
+            if inner and part != "ray_dag":
                 wrong.append(f"{file.relative_to(PACKAGE)}:{line}: {module} outside ray_dag")
     assert wrong == []
 
