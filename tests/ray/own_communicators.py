@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -240,6 +241,7 @@ class RaysGroup(RaysCommunicator):  # type: ignore[misc]
         peer = ((self._rank or 0) + 1) % len(self._handles)
         with contextlib.suppress(RuntimeError):  # which is how gloo ends what is under way
             self._group.recv([torch.zeros(1, dtype=torch.uint8)], peer, 9).wait(timedelta(milliseconds=1))
+        Path(self._path).unlink(missing_ok=True)
 
     def get_transport_name(self) -> str:
         return self._transport

@@ -179,7 +179,7 @@ def test_what_is_no_communicator_is_refused(actors: list[Any], ranks: list[Any])
     pair = actors[:2]
     for given, message in (
         (own.Half, "transport of node .*make: class Half has no warm_up, allreduce, .*; give it the methods of raycomm.device"),
-        (own.RaysGroup, "class RaysGroup is|RaysGroup is a class of Ray's; pass an object of it"),
+        (own.RaysGroup, "RaysGroup is a class of Ray's; pass an object of it"),
         (own.BadRanks(pair), r"BadRanks gives its 2 actors the ranks \[7\]; give each of them one rank, from 0"),
         (own.RaysGroup([pair[0], ranks[0]]), "actor TensorsBody#.* is none of the 2 actors of communicator RaysGroup"),
         (own.RaysGroup(actors), "RaysGroup has 3 actors and the graph 2 of them; it would wait for the rest"),
@@ -201,7 +201,7 @@ def test_what_is_no_communicator_is_refused(actors: list[Any], ranks: list[Any])
         raycomm.compile(bind(pair[1].sum, node))
     with InputNode() as x:
         made = raycomm.with_channel_options(bind(pair[0].make, x), streams=(1, 1)).with_tensor_transport(own.RaysGroup(pair))
-    with pytest.raises(CompileError, match="streams are given for channel .* RaysGroup.* run in one order; leave them out"):
+    with pytest.raises(CompileError, match="streams are given for channel .*RaysGroup.* run in one order; leave them out"):
         raycomm.compile(bind(pair[1].sum, made))
     with raycomm.compile(chain(actors, own.SocketLink)) as graph:
         assert graph.execute(2).get(PATIENCE_S) == 2000

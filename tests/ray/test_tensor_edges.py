@@ -1,4 +1,4 @@
-"""Edges over gloo, over NCCL and over a communicator of the user's, between real actors: values, order, failures of one execution,
+"""Edges over gloo, over NCCL and over a communicator of the user's, between real actors: values, order, executions that fail,
 promises, deaths, and what is left behind."""
 
 from __future__ import annotations
