@@ -195,26 +195,22 @@ def communicator_of(
         if isinstance(found, TensorTransport):
             return found, None
         if found.members is not None:
-            _check_members(call, found, found.members, [actor.key for actor in actors], kind)
-        if is_rays_for_cpu(found):
-            return TensorTransport.SHM, None
-        if found.members is not None and op is not None and op not in _OPS_OF_RAY:
-            known = ", ".join(op.name for op in _OPS_OF_RAY)
-            _refuse(call, f"communicator {found.name}, an object of Ray's, has no {op.name}", "op", f"use one of {known}")
+            keys = [actor.key for actor in actors]
+            if set(found.members) != set(keys):
+                theirs = f"the {len(found.members)} actors of its communicator {found.name}"
+                remedy = "make the communicator of the actors of the nodes, or leave it out"
+                _refuse(call, f"{theirs} are not the {len(keys)} actors of its nodes", "communicator", remedy)
+            if is_rays_for_cpu(found):
+                return TensorTransport.SHM, None
+            if kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and list(found.members) != keys:
+                problem = f"the ranks of communicator {found.name} are not in the order of the nodes, which says who gets what"
+                _refuse(call, problem, "nodes", "list the nodes in the order of its ranks")
+            if op is not None and op not in _OPS_OF_RAY:
+                remedy = f"use one of {', '.join(op.name for op in _OPS_OF_RAY)}"
+                _refuse(call, f"communicator {found.name}, an object of Ray's, has no {op.name}", "op", remedy)
     except NoCommunicatorError as problem:
         _refuse(call, f"communicator: {problem}", "communicator", problem.remedy)
     return TensorTransport.OWN, found
-
-
-def _check_members(
-    call: str, communicator: OwnCommunicator, members: Sequence[str], keys: Sequence[str], kind: CollectiveKind
-) -> None:
-    if set(members) != set(keys):
-        problem = f"the {len(members)} actors of its communicator {communicator.name} are not the {len(keys)} actors of its nodes"
-        _refuse(call, problem, "communicator", "make the communicator of the actors of the nodes, or leave it out")
-    if kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and tuple(members) != tuple(keys):
-        problem = f"the ranks of communicator {communicator.name} are not in the order of the nodes, which says who gets what"
-        _refuse(call, problem, "nodes", "list the nodes in the order of its ranks")
 
 
 def _bind(

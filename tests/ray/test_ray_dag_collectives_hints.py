@@ -98,14 +98,15 @@ class Accelerator(CPUCommunicator):  # type: ignore[misc]
         return "accelerator"
 
 
-def test_collective_on_an_accelerator(handles: tuple[Any, Any]) -> None:
+def test_collective_over_an_object_of_the_users(handles: tuple[Any, Any]) -> None:
     w, v = handles
     inp = RayInputNode()
-    results = collective.allreduce.bind([w.forward.bind(inp), v.forward.bind(inp)], transport=Accelerator(2, list(handles)))
-    error = refused(
-        RayMultiOutputNode(results), "communicator Accelerator uses 'accelerator', and this version takes no", "allreduce"
-    )
-    assert error.argument == "communicator"
+    given = Accelerator(2, list(handles))
+    results = collective.allreduce.bind([w.forward.bind(inp), v.forward.bind(inp)], transport=given)
+    (whole,) = build(RayMultiOutputNode(results), ADAPTER).collectives
+    assert whole.transport is TensorTransport.OWN
+    assert whole.own is not None
+    assert (whole.own.made, len(whole.own.members or ())) == (given, 2)
 
 
 def test_collective_that_lacks_an_actor(handles: tuple[Any, Any]) -> None:

@@ -8,7 +8,6 @@ import pickle
 import re
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,8 @@ from raycomm.graph import (
     reducescatter,
 )
 from raycomm.plan import lower, verify
-from tests.unit.stub_actors import StubHandle, StubId, actor
+from tests.unit.stub_actors import StubHandle, actor
+from tests.unit.test_plan_own import LikeRays, Whole
 
 
 def two() -> tuple[Any, Any, Any, Any]:
@@ -96,24 +96,29 @@ def test_operations(op: Any) -> None:
     assert whole.op is ReduceOp[getattr(op, "name", op).upper()]
 
 
-class Nccl:
-    def get_transport_name(self) -> str:
-        return "accelerator"
-
-    def get_actor_handles(self) -> list[Any]:
-        return []
+def cpu_communicator(*actors: Any) -> Any:
+    """As Ray's, which is told by its module."""
+    kind = type("CPUCommunicator", (LikeRays,), {"__module__": "ray.experimental.channel.cpu_communicator"})
+    return kind(*actors, transport="cpu")
 
 
-def cpu_communicator(*actors: str) -> Any:
-    handles = [SimpleNamespace(_actor_id=StubId(key)) for key in actors]
-    return SimpleNamespace(get_transport_name=lambda: "cpu", get_actor_handles=lambda: handles)
-
-
-def test_communicators() -> None:
+@pytest.mark.parametrize(
+    ("of", "transport"),
+    [
+        (lambda w, v: None, "auto"),
+        (lambda w, v: "default", "auto"),
+        (lambda w, v: "shm", "shm"),
+        (lambda w, v: cpu_communicator(w, v), "shm"),
+        (lambda w, v: cpu_communicator(v, w), "shm"),
+        (lambda w, v: LikeRays(v, w), "own"),
+        (lambda w, v: LikeRays(v, w, transport="cpu"), "own"),  # not Ray's, so it is for something
+        (lambda w, v: Whole, "own"),
+    ],
+)
+def test_communicators(of: Callable[[Any, Any], Any], transport: str) -> None:
     w, v, a, b = two()
-    keys = [handle._actor_id.hex() for handle in (w, v)]
-    for communicator in (None, "default", "shm", cpu_communicator(*keys), cpu_communicator(*reversed(keys))):
-        assert len(allreduce([a, b], communicator=communicator)) == 2
+    (whole,) = build(MultiOutputNode(allreduce([a, b], communicator=of(w, v)))).collectives
+    assert (whole.transport, whole.own is not None) == (transport, transport == "own")
 
 
 REFUSED: list[tuple[str, Callable[[Any, Any], Any], str, str]] = [
@@ -146,8 +151,14 @@ REFUSED: list[tuple[str, Callable[[Any, Any], Any], str, str]] = [
     ("root type", lambda a, b: broadcast([a, b], root=True), "root", "root=True is no rank"),
     ("name", lambda a, b: allreduce([a, b], communicator="mpi"), "communicator", "unknown communicator 'mpi'"),
     ("object", lambda a, b: allgather([a, b], communicator=3), "communicator", "unknown communicator a value of type int"),
-    ("accelerator", lambda a, b: allreduce([a, b], communicator=Nccl()), "communicator", "communicator Nccl uses 'accelerator'"),
-    ("other actors", lambda a, b: allreduce([a, b], communicator=cpu_communicator("00")), "communicator", "the 1 actors of its"),
+    (
+        "one end",
+        lambda a, b: allreduce([a, b], communicator=Whole()),
+        "communicator",
+        "it is one end of a communicator, a Whole",
+    ),
+    ("other actors", lambda a, b: allreduce([a, b], communicator=LikeRays(actor("C"))), "communicator", "the 1 actors of its"),
+    ("none", lambda a, b: allreduce([a, b], communicator=cpu_communicator()), "communicator", "the 0 actors of its"),
 ]
 
 

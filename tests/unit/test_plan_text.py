@@ -23,6 +23,7 @@ from raycomm.plan import (
     Group,
     Input,
     Link,
+    OwnBackend,
     Plan,
     Process,
     Read,
@@ -78,7 +79,8 @@ tensors = st.one_of(st.none(), st.builds(TensorEdge, hints, devices, st.booleans
 settings_given = (perhaps, perhaps, flags, flags, transports, st.booleans(), tensors)
 channels = st.builds(Channel, numbers, names, numbers, some_numbers, *settings_given)
 several = st.lists(numbers, min_size=1, max_size=3).map(tuple)
-over = st.one_of(st.none(), st.sampled_from(Backend))
+own = st.builds(OwnBackend, numbers, names, st.one_of(st.just(()), some_numbers))
+over = st.one_of(st.none(), st.sampled_from(Backend), own)
 links = st.builds(Link, numbers, numbers, several, over)
 groups = st.builds(Group, numbers, several, over, st.one_of(st.none(), names))
 policies = st.sampled_from(StreamPolicy)
