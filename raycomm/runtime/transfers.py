@@ -159,7 +159,10 @@ class Transfers:
         if isinstance(action, Compute):
             steps.append(self._take_back)
         if self._links.on_streams:
-            if isinstance(action, Write) or (isinstance(action, Collective) and action.group is None):
+            through_host = isinstance(action, Collective) and action.group is None
+            if isinstance(action, Send):  # over a link of the host, what is on a device goes with the record
+                through_host = self._device(action).current_stream() is None
+            if isinstance(action, Write) or through_host:
                 steps.append(self._see_all)
             elif isinstance(action, (Send, Collective)):
                 steps.append(self._see_ended)

@@ -337,3 +337,38 @@ def test_a_collective_is_launched_behind_what_makes_its_tensors(log: Log) -> Non
     assert type(steps.registers[action.outputs[0]]) is Arriving
     (sent,) = steps.transfers._links.member(0).sent
     assert sent.data_ptr() != tensor.data_ptr()
+
+
+class Host(Device):
+    """Where code runs on the host, beside the GPU."""
+
+    name = "host"
+
+    def current_stream(self) -> Any:
+        return None
+
+    def holds(self, tensor: object) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_host_waits_for_a_result_that_is_sent_on_over_another_device(log: Log, apart: bool) -> None:
+    with InputNode() as x:
+        one, other = allreduce([bind(actor(name).forward, x) for name in ("A", "B")], communicator="nccl")
+        last = bind(actor("C").forward, one.with_tensor_transport("gloo" if apart else "nccl"))
+    graph = build(MultiOutputNode([last, other]))
+    plan = on_devices(lower(graph, "on"), graph, {process: Place.gpu("cuda:0", f"GPU-{process}") for process in (1, 2, 3)})
+    steps = Steps(log, plan, "A")
+    send = steps.action(Send)
+    link = steps.transfers._links.end(send.link)[0]
+    if apart:
+        link.device = Host(log)  # type: ignore[assignment]
+    group: Any = steps.transfers._links.member(0)
+    came = group.allreduce(torch.ones(5), "sum", stream=steps.device.stream("stream 1"))
+    steps.registers[send.register] = Arriving(lambda: came.tensor, [came], steps.device)  # type: ignore[arg-type]
+    log.clear()
+    steps.before("Send")
+    assert came.event.complete is apart
+    assert (type(steps.registers[send.register]) is torch.Tensor) is apart
+    steps.transfers.send(send)()
+    assert [sent.data_ptr() for sent in link.sent] == ([] if apart else [came.tensor.data_ptr()])
