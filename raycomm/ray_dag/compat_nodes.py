@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import NoneType
 from typing import Any, Final
 
-from ray.dag import ClassMethodNode, DAGNode, FunctionNode, InputAttributeNode, InputNode, MultiOutputNode
+from ray.dag import ClassMethodNode, CollectiveOutputNode, DAGNode, FunctionNode, InputAttributeNode, InputNode, MultiOutputNode
 from ray.dag.py_obj_scanner import _PyObjScanner
 
 from raycomm.errors import ArgumentError, CompileError
@@ -89,6 +89,24 @@ class CompatNodes:
     @property
     def _calls(self) -> list[Any]:
         return [node for node in self.nodes if isinstance(node, ClassMethodNode) and node.is_class_method_call]
+
+    def check_communicators(self) -> None:
+        """As where there is no default: edges that ask for an accelerator, and collectives, name a communicator.
+
+        Raises:
+            ValueError: one does not.
+        """
+        for node in self.nodes:
+            hint = node._type_hint
+            if isinstance(node, CollectiveOutputNode):
+                hint = None if node._is_class_method_output else node._collective_op._type_hint
+            needs = hint is not None and hint.requires_accelerator()
+            if needs and hint.get_custom_communicator() is None:
+                raise ValueError(
+                    f"DAGNode {node} has no custom communicator specified. Please specify a custom communicator for the DAGNode "
+                    "using `with_tensor_transport()`, or specify a communicator or 'create' for _default_communicator when "
+                    "calling experimental_compile()."
+                )
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The keyword arguments under the names the graph was compiled with.

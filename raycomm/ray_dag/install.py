@@ -89,6 +89,8 @@ def experimental_compile(
     node.is_cgraph_output_node = True
     try:
         nodes = CompatNodes(node)
+        if _default_communicator is None:
+            nodes.check_communicators()
         default = None if isinstance(_default_communicator, str) else _default_communicator
         options = Options.load(
             {

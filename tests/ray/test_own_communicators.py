@@ -166,6 +166,12 @@ def test_ray_compiles_with_a_default_communicator(ranks: list[Any]) -> None:
         assert str(graph.plan).count("over own 0") == 2
         assert all(torch.equal(value, torch.full((4, 2), 6.0)) for value in ray.get(graph.execute(1.0)))
         graph.teardown()
+        edge = ranks[0].tensor.bind(RayInputNode()).with_tensor_transport(transport="accelerator")
+        x = RayInputNode()
+        summed = collective.allreduce.bind([rank.tensor.bind(x) for rank in ranks])
+        for node in (ranks[1].wait.bind(edge, "/dev/null"), RayMultiOutputNode(summed)):
+            with pytest.raises(ValueError, match="has no custom communicator specified. Please specify"):
+                node.experimental_compile(_default_communicator=None)
     finally:
         raycomm.uninstall()
 
