@@ -122,11 +122,13 @@ class RayPart:
         """Launch a send. See the interface."""
         check_peer(self, peer)
         check_tensor(self, tensor, peer)
+        plain = _plain(tensor)
 
         def work() -> None:
-            self._theirs.send(tensor, self._ranks[peer])
+            if plain.numel():
+                self._theirs.send(plain, self._ranks[peer])
 
-        return self._launch(f"send to rank {peer} on {self.name}", Use.SEND, stream, work, tensor, peer)
+        return self._launch(f"send to rank {peer} on {self.name}", Use.SEND, stream, work, peer)
 
     def recv(
         self,
@@ -146,7 +148,7 @@ class RayPart:
         def work() -> None:
             self._receive(buffer, peer)
 
-        return Received(buffer, self._launch(f"receive from rank {peer} on {self.name}", Use.RECV, stream, work, buffer, peer))
+        return Received(buffer, self._launch(f"receive from rank {peer} on {self.name}", Use.RECV, stream, work, peer))
 
     def allreduce(self, tensor: torch.Tensor, op: str = "sum", *, stream: OwnStream | None = None) -> Received:
         """Launch an allreduce. See the interface; the object says what it does about unequal tensors."""
@@ -171,17 +173,18 @@ class RayPart:
             check_peer(self, root)
             check_buffer(self, tensor, tuple(tensor.shape), tensor.dtype, root)
         check_tensor(self, tensor)
+        plain = _plain(tensor)
 
         def work() -> None:
             if self.rank != root:
                 self._receive(tensor, root)
                 return
             for rank in self._ranks:
-                if rank != self._whole.rank:
-                    self._theirs.send(tensor, rank)
+                if rank != self._whole.rank and plain.numel():
+                    self._theirs.send(plain, rank)
 
         use = Use.SEND if self.rank == root else Use.RECV
-        return Received(tensor, self._launch(f"broadcast on {self.name}", use, stream, work, tensor, None))
+        return Received(tensor, self._launch(f"broadcast on {self.name}", use, stream, work, None))
 
     def poll(self) -> None:
         """Raise what has gone wrong, on this part or another one. See the interface."""
@@ -193,6 +196,8 @@ class RayPart:
         self._whole.destroy(limit_s)
 
     def _receive(self, buffer: torch.Tensor, peer: int) -> None:
+        if not buffer.numel():  # nor is anything sent: many libraries take no empty tensor
+            return
         came = self._theirs.recv(tuple(buffer.shape), buffer.dtype, self._ranks[peer], lambda shape, dtype: buffer)
         if came is buffer:
             return
@@ -208,12 +213,13 @@ class RayPart:
 
     def _collective(self, kind: str, tensor: torch.Tensor, shape: Shape, stream: OwnStream | None, *op: Any) -> Received:
         check_tensor(self, tensor)
-        out = self.device.empty(shape, tensor.dtype)
+        out, plain = self.device.empty(shape, tensor.dtype), _plain(tensor)
 
         def work() -> None:
-            getattr(self._theirs, kind)(tensor, out, *op)
+            if plain.numel():
+                getattr(self._theirs, kind)(plain, out, *op)
 
-        return Received(out, self._launch(f"{kind} on {self.name}", Use.COLLECTIVE, stream, work, tensor, None))
+        return Received(out, self._launch(f"{kind} on {self.name}", Use.COLLECTIVE, stream, work, None))
 
     def _launch(
         self,
@@ -221,7 +227,6 @@ class RayPart:
         use: Use,
         stream: OwnStream | None,
         work: Callable[[], None],
-        tensor: torch.Tensor,
         peer: int | None,
     ) -> CpuEvent:
         """Put `work` into the stream. What this thread has launched on the GPU so far comes before it."""
@@ -277,6 +282,11 @@ class HostOrdered(CpuDevice):
         with _stream_of(theirs, use):
             work()
             torch.cuda.current_stream().synchronize()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements as memory has them: what is evaluated lazily is not to be sent as it lies there."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _stream_of(theirs: Any, use: Use) -> Any:

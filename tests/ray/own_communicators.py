@@ -176,12 +176,13 @@ class RaysGroup(RaysCommunicator):  # type: ignore[misc]
     Args:
         handles: of its actors, by rank.
         transport: what Ray takes it for.
+        path: of the file in which they meet.
     """
 
-    def __init__(self, handles: list[Any], transport: str = "accelerator") -> None:
+    def __init__(self, handles: list[Any], transport: str = "accelerator", path: str | None = None) -> None:
         self._handles = handles
         self._transport = transport
-        self._path = tempfile.mktemp(prefix="raycomm-test-group-")
+        self._path = path or tempfile.mktemp(prefix="raycomm-test-group-")
         self._rank: int | None = None
         self._group: Any = None
 

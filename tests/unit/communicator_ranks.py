@@ -83,10 +83,32 @@ class CudaPlace(GlooPlace):
         self.die()
 
 
+class RaysPlace(GlooPlace):
+    """A rank of an object of Ray's interface, which some user wrote. Each link is one of its own."""
+
+    def __init__(self, rank: int, size: int, path: str) -> None:
+        from raycomm.runtime.ray_communicator import HostOrdered
+
+        super().__init__(rank, size, path)
+        self.device = HostOrdered(f"cpu of rank {rank}", "cpu")
+        self._path = path
+
+    def link(self, name: str) -> Communicator:
+        from raycomm.runtime.ray_communicator import RayCommunicator
+        from tests.ray.own_communicators import RaysGroup
+
+        whole = RayCommunicator(RaysGroup([None] * self._size, path=f"{self._path} {name}"), self.rank, name)
+        whole.initialize()
+        whole._device = self.device
+        return whole.part(name, range(self._size))
+
+
 def place_of(kind: str, rank: int, size: int, path: str) -> Place:
-    """Where a rank runs: "gloo", "nccl", in whose place something stands, or "cuda", which is NCCL on GPUs."""
+    """Where a rank runs: "gloo", "nccl", in whose place something stands, "cuda", which is NCCL on GPUs, or "rays"."""
     if kind == "gloo":
         return GlooPlace(rank, size, path)
+    if kind == "rays":
+        return RaysPlace(rank, size, path)
     if kind == "cuda":
         return CudaPlace(rank, size, path)
     from tests.unit.pretend_nccl import NcclPlace

@@ -137,6 +137,13 @@ def run(request: pytest.FixtureRequest, processes: Callable[[str], Run]) -> Run:
     return simulated(int(seed)) if seed else processes(kind)
 
 
+@pytest.fixture(params=["gloo", "nccl", "rays", *CUDA, "simulated 0", "simulated 1"])
+def plain(request: pytest.FixtureRequest, processes: Callable[[str], Run]) -> Run:
+    """Those, and an object of Ray's interface, whose time-outs and deaths are the business of whoever wrote it."""
+    kind, _, seed = request.param.partition(" ")
+    return simulated(int(seed)) if seed else processes(kind)
+
+
 @pytest.fixture(params=["gloo", "simulated 0", "simulated 1", "simulated 2", "simulated 3"])
 def compares(request: pytest.FixtureRequest, processes: Callable[[str], Run]) -> Run:
     """Those that look at what the other ranks launched. NCCL does not."""
@@ -169,8 +176,8 @@ def test_both_are_what_the_interfaces_ask_for() -> None:
     assert isinstance(cpu.stream("s").record(), CpuEvent)
 
 
-def test_two_ranks_exchange_over_a_link_per_direction(run: Run) -> None:
-    assert run("exchange_by_link", 2) == [exchanged(0), exchanged(1)]
+def test_two_ranks_exchange_over_a_link_per_direction(plain: Run) -> None:
+    assert plain("exchange_by_link", 2) == [exchanged(0), exchanged(1)]
 
 
 def test_both_send_first_on_one_stream_is_a_time_out_that_names_the_wait(run: Run) -> None:
@@ -186,16 +193,16 @@ def test_a_block_sets_the_streams(run: Run) -> None:
     assert "TransferTimeoutError" in {bad["type"] for _, bad in results} <= TIMED_OUT
 
 
-def test_any_dtype_and_shape(run: Run) -> None:
-    assert run("dtypes", 2)[1] == []
+def test_any_dtype_and_shape(plain: Run) -> None:
+    assert plain("dtypes", 2)[1] == []
 
 
-def test_messages_stay_in_order_and_their_memory_is_kept(run: Run) -> None:
-    assert run("in_order", 2) == [None, list(range(40))]
+def test_messages_stay_in_order_and_their_memory_is_kept(plain: Run) -> None:
+    assert plain("in_order", 2) == [None, list(range(40))]
 
 
-def test_a_given_buffer_is_filled(run: Run) -> None:
-    assert run("given_buffer", 2)[1] == [True, [float(number) for number in range(8)]]
+def test_a_given_buffer_is_filled(plain: Run) -> None:
+    assert plain("given_buffer", 2)[1] == [True, [float(number) for number in range(8)]]
 
 
 def test_a_receiver_that_expects_something_else_fails_and_the_rest_works(compares: Run) -> None:
@@ -220,8 +227,8 @@ def refused(errors: list[Any], rank: int) -> None:
     assert "its peers are" in errors[4]["text"]
 
 
-def test_what_cannot_work_is_refused_before_the_launch(run: Run) -> None:
-    for rank, errors in enumerate(run("refused_before_launch", 2)):
+def test_what_cannot_work_is_refused_before_the_launch(plain: Run) -> None:
+    for rank, errors in enumerate(plain("refused_before_launch", 2)):
         refused(errors, rank)
 
 
@@ -229,11 +236,11 @@ def test_what_cannot_work_is_refused_though_a_peer_has_died(run: Run) -> None:
     refused(run("refused_after_the_death_of_a_peer", 2)[0], 0)
 
 
-def test_collectives(run: Run) -> None:
+def test_collectives(plain: Run) -> None:
     mine = [[[2.0 * row + column + 10 * rank for column in range(2)] for row in range(3)] for rank in range(3)]
     total = [[sum(mine[rank][row][column] for rank in range(3)) for column in range(2)] for row in range(3)]
     mean = [[value / 3 for value in row] for row in total]
-    for rank, results in enumerate(run("collectives", 3)):
+    for rank, results in enumerate(plain("collectives", 3)):
         assert results == [total, mine[2], mean, mine[0] + mine[1] + mine[2], [total[rank]], mine[1]]
 
 
