@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from raycomm.device.base import Shape
-from raycomm.errors import RaycommError, TransferTimeoutError
+from raycomm.errors import CollectiveError, CommunicatorError, RaycommError, TensorMismatchError, TransferTimeoutError
+
+_KNOWN_TO_BOTH = (TensorMismatchError, CollectiveError)
 
 
 class CpuEvent:
@@ -51,7 +53,10 @@ class CpuEvent:
 
 
 class CpuStream:
-    """Work in the order of its launch. Once a piece has failed, all events that are recorded later raise that failure."""
+    """Work in the order of its launch. Once a piece has failed, all events that are recorded later raise that failure.
+
+    Nor is later work done then, unless the failure is one that both ends know of: a peer would take it for what failed.
+    """
 
     def __init__(self, device: CpuDevice, name: str) -> None:
         self.device = device
@@ -66,8 +71,7 @@ class CpuStream:
         event = CpuEvent(f"{what} on stream {self.name} of {self.device.name}")
         with self._lock:
             if not self._running:  # before the work is there: if no thread can be started, nothing has been launched
-                thread = threading.Thread(target=self._run, name=f"raycomm stream {self.name}", daemon=True)
-                thread.start()
+                self._start()
                 self._running = True
             self._work.append((work, event))
         return event
@@ -84,6 +88,10 @@ class CpuStream:
         """Block until the stream is empty."""
         self.record().synchronize(limit_s)
 
+    def _start(self) -> None:
+        """Have `_run` called by another thread."""
+        threading.Thread(target=self._run, name=f"raycomm stream {self.name}", daemon=True).start()
+
     def _run(self) -> None:
         while True:
             with self._lock:
@@ -92,9 +100,11 @@ class CpuStream:
                     return
                 work, event = self._work.popleft()
             try:
-                work()
-            except Exception as error:
-                own = error.fresh() if isinstance(error, RaycommError) else RaycommError(f"{event} failed: {error}")
+                if self._failure is None or isinstance(self._failure, _KNOWN_TO_BOTH):
+                    work()
+            except BaseException as error:  # whatever it is: this thread is the only one that can tell who waits
+                text = f"{event} failed with {type(error).__name__}: {error}"
+                own = error.fresh() if isinstance(error, RaycommError) else CommunicatorError(text, device=self.device.name)
                 self._failure = self._failure or own
             del work  # With it goes the last reference to what it kept.
             event.finish(self._failure)

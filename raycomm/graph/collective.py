@@ -19,7 +19,7 @@ from raycomm.errors import CompileError
 from raycomm.graph.actor import ActorIdentity, actor_of_foreign_node, take_bind_index
 from raycomm.graph.model import CollectiveKind, ReduceOp
 from raycomm.graph.nodes import Node, ValueNode, is_own, numbering, register
-from raycomm.graph.own_communicator import NoCommunicatorError, OwnCommunicator, is_rays_for_cpu, read_communicator
+from raycomm.graph.own_communicator import NoCommunicatorError, OwnCommunicator, is_rays_for_cpu, read_communicator, shown
 from raycomm.graph.tensor_transport import TensorTransport
 from raycomm.graph.views import CallView, ElementView, Exchange
 
@@ -184,14 +184,15 @@ def communicator_of(
     Raises:
         CompileError: an unknown communicator, or one that joins other actors or has no such collective.
     """
-    call, remedy = str(kind), "leave it out, or use 'auto', 'shm', 'nccl' (or 'accelerator'), 'gloo', or a communicator"
+    call = str(kind)
+    words = "'auto', 'shm', 'nccl' (or 'accelerator'), 'gloo'"
+    remedy = f"leave it out, or use {words}, a class like raycomm.device.Communicator, or an object of Ray's"
     if given is None:
         return TensorTransport.AUTO, None
     try:
         found = _WORDS.get(given) if isinstance(given, str) else read_communicator(given)
         if found is None:
-            shown = repr(given) if isinstance(given, str) else f"a value of type {type(given).__name__}"
-            _refuse(call, f"unknown communicator {shown:.80}", "communicator", remedy)
+            _refuse(call, f"unknown communicator {shown(given):.80}", "communicator", remedy)
         if isinstance(found, TensorTransport):
             return found, None
         if found.members is not None:

@@ -1,12 +1,13 @@
 """Communicators that users bring: classes of their own, and objects of Ray's `Communicator`.
 
 A class has the interface of `raycomm.device.Communicator` and makes an end of a link or group from the arguments
-``(store, name, rank, size)``. An object of Ray's has its actors, each with a rank; it is copied to each of them, and all that
-goes over it, whatever the direction, is one sequence of operations there.
+``(store, name, rank, size)``; a `functools.partial` of one gives it more. An object of Ray's has its actors, each with a rank;
+it is copied to each of them, and all that goes over it, whatever the direction, is one sequence of operations there.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,13 +59,14 @@ def read_communicator(value: object) -> OwnCommunicator | TensorTransport | None
     Raises:
         NoCommunicatorError: it is meant for one, and cannot be used.
     """
-    kind = value if isinstance(value, type) else type(value)
+    given = value.func if isinstance(value, functools.partial) else value
+    kind = given if isinstance(given, type) else type(given)
     stands_for = getattr(kind, "stands_for", None)
     if isinstance(stands_for, TensorTransport):
         return stands_for
     of_ray = all(callable(getattr(kind, name, None)) for name in _CALLED_OF_RAY)
     missing = [name for name in _CALLED if not callable(getattr(kind, name, None))]
-    if isinstance(value, type):
+    if isinstance(given, type):
         if of_ray:
             raise NoCommunicatorError(f"{kind.__name__} is a class of Ray's", "pass an object of it, made of its actors' handles")
         if len(missing) == len(_CALLED):
@@ -79,6 +81,13 @@ def read_communicator(value: object) -> OwnCommunicator | TensorTransport | None
         remedy = "pass its class, which is called with (store, name, rank, size) for each end of a link"
         raise NoCommunicatorError(f"it is one end of a communicator, a {kind.__name__}", remedy)
     return None
+
+
+def shown(value: object) -> str:
+    """What is no communicator, in messages."""
+    if isinstance(value, str):
+        return repr(value)
+    return f"class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
 def works_on_cpu(own: OwnCommunicator) -> bool:

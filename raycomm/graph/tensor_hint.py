@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Self
 
 from raycomm.errors import CompileError
-from raycomm.graph.own_communicator import NoCommunicatorError, OwnCommunicator, read_communicator, works_on_cpu
+from raycomm.graph.own_communicator import NoCommunicatorError, OwnCommunicator, read_communicator, shown, works_on_cpu
 from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
 
 _WORDS = {
@@ -60,7 +60,8 @@ class TensorHint:
 
 
 def _transport(node: str, given: object) -> TensorTransport | OwnCommunicator:
-    remedy = "use 'auto', 'shm', 'nccl' (or 'accelerator'), 'gloo', or a communicator"
+    words = "'auto', 'shm', 'nccl' (or 'accelerator'), 'gloo'"
+    remedy = f"use {words}, a class like raycomm.device.Communicator, or an object of Ray's"
     try:
         found = _WORDS.get(given) if isinstance(given, str) else read_communicator(given)
         if isinstance(found, OwnCommunicator) and works_on_cpu(found):
@@ -68,8 +69,7 @@ def _transport(node: str, given: object) -> TensorTransport | OwnCommunicator:
     except NoCommunicatorError as problem:
         _refuse(node, f"transport of node {node}: {problem}", problem.remedy, "transport")
     if found is None:
-        text = repr(given) if isinstance(given, str) else f"of type {type(given).__name__}"
-        _refuse(node, f"transport {text:.80} of node {node} is none that there is", remedy, "transport")
+        _refuse(node, f"transport {shown(given):.80} of node {node} is none that there is", remedy, "transport")
     return found
 
 

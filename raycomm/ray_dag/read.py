@@ -145,7 +145,8 @@ def _collective(node: Any, common: _Common, default: Any) -> View:
     actors = tuple(filter(None, map(read_actor, collective._actor_handles)))
     actor = read_actor(node._parent_class_node)
     assert actor is not None
-    transport, own = communicator_of(collective._type_hint.get_custom_communicator() or default, actors, kind, op)
+    given = collective._type_hint.get_custom_communicator()
+    transport, own = communicator_of(default if given is None else given, actors, kind, op)
     return CallView(
         label=f"{actor.class_name}.{kind}",
         actor=actor,

@@ -50,9 +50,10 @@ class Prepared:
 
 
 # Besides the plan's channels a graph has control channels, read once each during set-up: one from the driver to all actors,
-# which tells them each other's addresses, and one from each actor back, which says "ready" or what went wrong. So set-up costs
-# one Ray call per actor.
+# which tells them each other's addresses, and one from each actor back, which says "ready" or what went wrong; before that, as a
+# pair with AT, what it is at if that takes long. So set-up costs one Ray call per actor.
 READY = "ready"
+AT = "at"
 
 
 def address_channel(plan: Plan) -> int:

@@ -290,6 +290,7 @@ class _SetUp:
             address.process: self._arena.reader(address.process, report_channel(self._plan, address.process), 0, drain=True)
             for address in addresses
         }
+        at: dict[int, str] = {}
         while waiting:
             first = next(iter(waiting))
             for process, report in list(waiting.items()):
@@ -299,11 +300,15 @@ class _SetUp:
                     continue
                 except _core.Closed:
                     raise self._actors.died(self._arena.closed[1], "it ended during set-up") from None
+                if isinstance(answer, tuple):
+                    at[process] = f"{self._label(process)} is in {answer[1]}"
+                    continue
                 if answer != READY:
                     raise self._not_ready(process, answer)
                 del waiting[process]
             if waiting:
-                self._actors.still_waiting(f"{', '.join(map(self._label, waiting))} still to attach to the others")
+                attaching = [f"{self._label(process)} is to attach to the others" for process in waiting if process not in at]
+                self._actors.still_waiting(", ".join([at[process] for process in waiting if process in at] + attaching))
 
     def _not_ready(self, process: int, answer: str) -> BaseException:
         # It could not reach a neighbour, perhaps one that is dying: its descriptors go some time before it counts as dead.

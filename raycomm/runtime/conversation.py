@@ -165,10 +165,10 @@ class Conversation:
         """What to raise where a call failed in an actor before any code of ours ran."""
         return CompileError(
             f"graph {self._name!r} cannot be set up: actor {self._labels[process]} refused: {error}. "
-            "Either raycomm is not installed in its environment in the driver's version, or a constant bound in the graph "
-            "cannot be unpickled there",
+            "Either raycomm is not installed in its environment in the driver's version, or a constant bound in the graph, or a "
+            "communicator, cannot be unpickled there",
             node=self._labels[process],
-            remedy="install raycomm in the actor's environment, or pass the constant as an input",
+            remedy="install raycomm, and what these are made of, in the actor's environment, or pass the constant as an input",
         )
 
     def _refuse_lent(self, processes: Iterable[int]) -> None:

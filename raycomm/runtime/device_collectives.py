@@ -21,7 +21,7 @@ from raycomm.codec.tensor import is_exact
 from raycomm.device import Communicator, Received, Stream
 from raycomm.device.combining import combine
 from raycomm.graph.model import CollectiveKind
-from raycomm.plan.transfer import Backend, Carrier
+from raycomm.plan.transfer import Backend, Carrier, OwnBackend
 from raycomm.runtime.collectives import Exchange
 from raycomm.runtime.reduction import OTHER, Mismatch, Spec
 
@@ -45,7 +45,8 @@ class DeviceExchange(Exchange):
         super().__init__(*rest)
         self._link = link
         self._stream = stream
-        self._refuses_host = asked_for and over is Backend.NCCL
+        self._refuses_host = asked_for and (over is Backend.NCCL or isinstance(over, OwnBackend))
+        self._over = over.name if isinstance(over, OwnBackend) else repr(str(over))
         self._given: Sequence[Any] = ()
         self._combines: set[str] = set()  # dtypes that the operation is for
 
@@ -84,7 +85,8 @@ class DeviceExchange(Exchange):
         if len(places) > 1 and OTHER not in kinds:
             raise Mismatch(f"all of them must lie on devices that {self._link.name} joins, or all in host memory")
         if self._refuses_host and places == {False}:
-            raise Mismatch(f"they must lie on GPUs, as communicator 'nccl' asks for; move them to {self._link.device.name} first")
+            device = self._link.device.name
+            raise Mismatch(f"they must be tensors of {device}, as communicator {self._over} asks for; move them there first")
         spec, op = looked_at[0][0], self._action.op
         if spec.kind == _ON_DEVICE and not hasattr(torch, spec.dtype):
             raise RuntimeError(f"torch {torch.__version__} has no {spec.dtype} here; use one version in all actors")

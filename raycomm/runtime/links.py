@@ -27,6 +27,8 @@ from raycomm.errors import CommunicatorError, CompileError
 from raycomm.observe.notice import FIRST_NOTICE_S, NEXT_NOTICE_S
 from raycomm.plan import Group, Link, Plan
 from raycomm.plan.transfer import Backend, OwnBackend
+from raycomm.runtime.own_end import OwnEnd
+from raycomm.runtime.step import Step
 
 if TYPE_CHECKING:
     from raycomm.runtime.ray_communicator import RayCommunicator
@@ -40,6 +42,7 @@ _ALWAYS_S = 365 * 86400.0
 _BY_GLOO = (Backend.GLOO, Backend.SIMULATED)
 _FIRST_S = 0.05  # how long what is aborted first has until the rest is
 _WATCH_EVERY_S = 0.5
+_TELL_AFTER_S = 0.5
 _NEEDS_TORCH = "pip install torch"
 
 
@@ -108,7 +111,7 @@ class Links:
         parts: list[Link | Group] = [*plan.links, *plan.groups]
         self._mine = [part for part in parts if process in _ranks(part)]
         # Whoever is a member of one is waited for in its set-up, whether or not anything goes to it here.
-        self._joined = {part.over: part for part in parts if isinstance(part.over, OwnBackend) and process in part.over.ranks}
+        self._joined = {part.over for part in parts if isinstance(part.over, OwnBackend) and process in part.over.ranks}
         self._whole: dict[OwnBackend, RayCommunicator] = {}
         self._communicators = communicators
         self._ends: dict[Link | Group, Communicator] = {}
@@ -120,6 +123,8 @@ class Links:
         self._first: frozenset[Link | Group | None] = frozenset()  # what is aborted before what has failed
         self._end: Callable[[CommunicatorError], None] | None = None
         self.late: Callable[[], tuple[float, str] | None] = _nothing
+        self._look: Callable[[], None] | None = None  # during set-up
+        self._tell: Callable[[str], None] = _tell_nobody
 
     def __bool__(self) -> bool:
         return bool(self._mine)
@@ -129,26 +134,37 @@ class Links:
         """Whether code of this thread runs on streams of a device that has links."""
         return any(end.device.current_stream() is not None for end in self._ends.values())
 
-    def warm_up(self, look: Callable[[], None]) -> None:
+    def warm_up(self, look: Callable[[], None], tell: Callable[[str], None]) -> None:
         """Make all ends and meet the others. Blocks for as long as the driver waits.
 
         Args:
-            look: raises `_core.Closed` if the graph has ended. Not kept: it knows the memory of the graph.
+            look: raises `_core.Closed` if the graph has ended. Not kept, as `tell`: they know the memory of the graph.
+            tell: called with what takes long. Does not block.
 
         Raises:
             CommunicatorError: a link cannot be made; says which, and between whom.
             raycomm._core.Closed: the graph has ended meanwhile.
         """
-        for own, part in sorted(self._joined.items(), key=lambda item: item[0].number):
-            self._while_looking(look, partial(self._join, own), self._text(part))
-        store: Any = None
-        for part in self._mine:
-            store = store or self._while_looking(look, self._connect, self._text(part))
-            ranks = _ranks(part)
-            make = partial(self._end_over(part), part, store, ranks.index(self._process), len(ranks))
-            of_user = isinstance(part.over, OwnBackend)  # whose code may take its time
-            end = self._ends[part] = self._while_looking(look, make, self._text(part)) if of_user else make()
-            self._while_looking(look, partial(end.warm_up, _ALWAYS_S), self._text(part))
+        self._look, self._tell = look, tell
+        try:
+            for own in sorted(self._joined, key=lambda own: own.number):
+                rank = own.ranks.index(self._process)
+                # Made on this thread, which knows the actor's GPU. To be destroyed, too, if `initialize` fails.
+                self._while_looking(self._join(own, rank).initialize, f"initialize({rank}) of {self._name(own)}")
+            store: Any = None
+            for part in self._mine:
+                store = store or self._while_looking(self._connect, self._text(part))
+                ranks = _ranks(part)
+                make = partial(self._end_over(part), part, store, ranks.index(self._process), len(ranks))
+                if isinstance(part.over, OwnBackend):  # code of the user's, which may take its time
+                    own_text = f"{part.over.name}(...) for {self._text(part)}"
+                    end = self._while_looking(make, own_text, lambda late: late.abort(_ABORT_S))
+                else:
+                    end = make()
+                self._ends[part] = end
+                self._while_looking(partial(end.warm_up, _ALWAYS_S), f"warm_up of {self._text(part)}")
+        finally:
+            self._look, self._tell = None, _tell_nobody
 
     def end(self, link: int) -> tuple[Communicator, int]:
         """This actor's end of a link, and the rank of the writer, or at the writer that of the first reader."""
@@ -166,8 +182,9 @@ class Links:
         self._ends = {}
         self.late = _nothing
         self._abort(ends, _ABORT_S)
-        for whole in self._whole.values():  # that no end is of
-            whole.destroy(_ABORT_S)
+        deadline = Deadline(_ABORT_S)
+        for whole in self._whole.values():
+            whole.destroy(deadline.left())
         self._whole.clear()
         for device in self._devices.values():
             device.close()
@@ -219,8 +236,7 @@ class Links:
                 except Exception as error:  # whatever it is: nobody else ends the waits of this actor
                     text = f"links cannot be watched: {error!r}"
                     self._fail(None, error if isinstance(error, CommunicatorError) else CommunicatorError(text))
-                    for end in self._senders_first():
-                        end.abort(0.0)
+                    self._abort(self._senders_first(), 0.0)
                     return
 
         watcher = threading.Thread(target=watch, name=f"raycomm links {self._plan.name}", daemon=True)
@@ -268,17 +284,12 @@ class Links:
             return self._end_over_own
         return self._end_over_gloo if part.over in _BY_GLOO else self._end_over_nccl
 
-    def _join(self, own: OwnBackend) -> None:
+    def _join(self, own: OwnBackend, rank: int) -> RayCommunicator:
         from raycomm.runtime.ray_communicator import RayCommunicator
 
-        name = f"communicator {own.number} ({own.name}) of graph {self._plan.name!r}"
-        whole = RayCommunicator(self._communicators[own.number], own.ranks.index(self._process), name)
-        self._whole[own] = whole  # before it is initialized: it is to be destroyed, too, if that fails
-        try:
-            whole.initialize()
-        except Exception as error:
-            text = f"{name}: initialize({whole.rank}) failed with {type(error).__name__}: {error}"
-            raise CommunicatorError(text, communicator=name, rank=whole.rank) from error
+        whole = RayCommunicator(self._communicators[own.number], rank, self._name(own), self._gpu)
+        self._whole[own] = whole
+        return whole
 
     def _end_over_own(self, part: Link | Group, store: Any, rank: int, size: int) -> Communicator:
         own = part.over
@@ -293,7 +304,7 @@ class Links:
         if not isinstance(end, Communicator) or (end.rank, end.size) != (rank, size):
             text = f"{self._text(part)}: {own.name} made {end!r:.80}, which is not rank {rank} of {size} of a communicator"
             raise CommunicatorError(f"{text}; give it what raycomm.device.Communicator has")
-        return end
+        return OwnEnd(end, own.name, self._text(part), partial(self._fail, part))
 
     def _end_over_gloo(self, part: Link | Group, store: Any, rank: int, size: int) -> Communicator:
         from raycomm.device.cpu import CpuDevice
@@ -316,31 +327,36 @@ class Links:
             self._devices[make] = make(*args)
         return self._devices[make]
 
-    def _while_looking(self, look: Callable[[], None], work: Callable[[], Any], what: str) -> Any:
-        """What `work` gives. It runs in a thread that is left behind if the graph ends first: its own limits are minutes."""
-        done: list[Any] = []
-        failed: list[Exception] = []
-
-        def run() -> None:
-            try:
-                done.append(work())
-            except Exception as error:
-                failed.append(error.with_traceback(None))
-
-        thread = threading.Thread(target=run, name=f"raycomm set-up {self._plan.name}", daemon=True)
+    def _while_looking(self, work: Callable[[], Any], what: str, undo: Callable[[Any], object] | None = None) -> Any:
+        """What `work` gives. It runs in a thread that is left behind if the graph ends first: its own limits are minutes. What it
+        gives after that is undone."""
+        assert self._look is not None
+        step = Step(work, undo)
+        thread = threading.Thread(target=step.run, name=f"raycomm set-up {self._plan.name}", daemon=True)
         thread.start()
-        while thread.is_alive():
-            thread.join(_LOOK_EVERY_S)
-            look()
-        if done:
-            return done[0]
-        error = failed[0]
+        told = Deadline(_TELL_AFTER_S)
+        try:
+            while thread.is_alive():
+                thread.join(_LOOK_EVERY_S)
+                self._look()
+                if told.over and thread.is_alive():
+                    told = Deadline(None)
+                    self._tell(what)
+        except BaseException:
+            step.leave()
+            raise
+        error = step.failure
+        if error is None:
+            return step.given
         if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "torch":
             who = self._label(self._process)
             raise CommunicatorError(f"{what}: torch cannot be imported by {who} ({error}); {_NEEDS_TORCH}") from None
         if isinstance(error, CommunicatorError):
             raise error
-        raise CommunicatorError(f"{what} cannot be set up: {type(error).__name__}: {error}") from None
+        raise CommunicatorError(f"{what} failed: {type(error).__name__}: {error}") from None
+
+    def _name(self, own: OwnBackend) -> str:
+        return f"communicator {own.number} ({own.name}) of graph {self._plan.name!r}"
 
     def _text(self, part: Link | Group) -> str:
         if isinstance(part, Group):
@@ -359,3 +375,7 @@ def _ranks(part: Link | Group) -> tuple[int, ...]:
 
 def _nothing() -> None:
     """Nothing is late."""
+
+
+def _tell_nobody(_what: str) -> None:
+    """Outside of set-up."""

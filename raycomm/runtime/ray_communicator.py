@@ -4,19 +4,23 @@
     whole.initialize()
     link = whole.part("link 3", ranks=(0, 2))
 
-All its parts are one sequence of operations. Ray's interface says which calls return before their transfer has ended and which do
-not, and classes differ in it, so each call is made on a thread, after the one before, and followed by a wait for the stream that
-it says it uses. Nothing here waits on a device: whoever made a tensor on a GPU is waited for on the host, and so is who receives.
+All its parts are one sequence of operations, which one thread calls, from `initialize` on: what a class keeps per thread, such as
+the current GPU, is there in each of its methods. Nothing waits on a device: whoever made a tensor on a GPU is waited for on the
+host, then the call is made, then the stream is waited for that the object says it uses. On tensors of host memory a call is over
+when it returns.
 
-It moves tensors of the GPU that torch uses, where torch finds one and the object does not call its transport "cpu"; else those of
-host memory.
+It moves tensors of the actor's GPU, where torch finds one and the object does not call its transport "cpu"; else those of host
+memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,42 +29,44 @@ from ray.experimental.util.types import ReduceOp
 from raycomm.device.base import OwnStream, Shape, shape_text
 from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_stream, check_tensor, who
 from raycomm.device.communicator import Received, Use, chosen_stream
-from raycomm.device.cpu import CpuDevice, CpuEvent, CpuStream
+from raycomm.device.cpu import CpuEvent
+from raycomm.device.host_ordered import CallThread, HostOrdered, HostStream
 from raycomm.errors import CommunicatorClosedError, CommunicatorError, TensorMismatchError
 
+logger = logging.getLogger("raycomm")
+
 _CPU = "cpu"
-_GPU = "cuda"
 
 
 class RayCommunicator:
     """The whole of it, at one rank.
 
     Args:
-        theirs: the object; used by one thread at a time.
+        theirs: the object.
         rank: of this process in it.
         name: for messages.
+        gpu: to use, such as ``cuda:0``; None: the one that torch uses on this thread.
     """
 
-    def __init__(self, theirs: Any, rank: int, name: str) -> None:
+    def __init__(self, theirs: Any, rank: int, name: str, gpu: str | None = None) -> None:
         self.theirs = theirs
         self.rank = rank
         self.name = name
+        on_gpu = torch.cuda.is_available() and theirs.get_transport_name() != _CPU
+        place = torch.device(gpu or f"cuda:{torch.cuda.current_device()}") if on_gpu else torch.device(_CPU)
+        self._calls = CallThread(name, place)
+        self.device = HostOrdered(str(place), place, self._calls)
         self._failure: CommunicatorError | None = None
         self._lock = threading.Lock()
-        self._destroyed = False
-        self._device: HostOrdered | None = None
-
-    @property
-    def device(self) -> HostOrdered:
-        """Where its tensors lie."""
-        assert self._device is not None, "initialize() comes first"
-        return self._device
+        self._destroying: threading.Thread | None = None
 
     def initialize(self) -> None:
         """Call it as Ray does, once per process. Blocks for as long as the object likes."""
-        self.theirs.initialize(self.rank)
-        on_gpu = torch.cuda.is_available() and self.theirs.get_transport_name() != _CPU
-        self._device = HostOrdered(f"{_GPU if on_gpu else _CPU} at rank {self.rank} of {self.name}", _GPU if on_gpu else _CPU)
+        done = self._calls.call(lambda: self.theirs.initialize(self.rank))
+        done.wait()
+        if done.failure is not None:
+            text = f"{self.name}: initialize({self.rank}) failed with {type(done.failure).__name__}: {done.failure}"
+            raise self.broke(CommunicatorError(text, communicator=self.name, rank=self.rank)) from done.failure
 
     def part(self, name: str, ranks: Sequence[int]) -> RayPart:
         """The communicator of some of its ranks, in this order."""
@@ -78,19 +84,30 @@ class RayCommunicator:
             return self._failure.fresh()
 
     def destroy(self, limit_s: float) -> None:
-        """Call its `destroy`, once, in a thread that is left behind if it takes longer than `limit_s` seconds."""
+        """Call its `destroy`, once, and wait for it for `limit_s` seconds at most.
+
+        On the thread of its other calls, unless that is in the middle of one, which this is to end; but after `initialize`.
+        """
         with self._lock:
-            if self._destroyed:
-                return
-            self._destroyed = True
+            if self._destroying is None:
+                self._destroying = threading.Thread(target=self._destroy, name=f"raycomm destroy {self.name}", daemon=True)
+                self._destroying.start()
+        self._destroying.join(limit_s)
 
-        def run() -> None:
-            with contextlib.suppress(Exception):  # it may be in the middle of a transfer, which this is to end
-                self.theirs.destroy()
+    def _destroy(self) -> None:
+        self._calls.first.wait()  # however late: what it has made is not to stay
+        destroyed = self._calls.call_if_idle(self._call_destroy)
+        if destroyed is None:
+            self._call_destroy()
+        else:
+            destroyed.wait()
+        self._calls.stop()
 
-        thread = threading.Thread(target=run, name=f"raycomm destroy {self.name}", daemon=True)
-        thread.start()
-        thread.join(limit_s)
+    def _call_destroy(self) -> None:
+        try:
+            self.theirs.destroy()
+        except BaseException:  # it may be in the middle of a transfer, which this is to end
+            logger.warning("%s: destroy failed; what it holds may stay until its process ends", self.name, exc_info=True)
 
 
 class RayPart:
@@ -128,7 +145,7 @@ class RayPart:
             if plain.numel():
                 self._theirs.send(plain, self._ranks[peer])
 
-        return self._launch(f"send to rank {peer} on {self.name}", Use.SEND, stream, work, peer)
+        return self._launch(f"send to rank {peer}", Use.SEND, stream, work, peer)
 
     def recv(
         self,
@@ -148,7 +165,7 @@ class RayPart:
         def work() -> None:
             self._receive(buffer, peer)
 
-        return Received(buffer, self._launch(f"receive from rank {peer} on {self.name}", Use.RECV, stream, work, peer))
+        return Received(buffer, self._launch(f"receive from rank {peer}", Use.RECV, stream, work, peer))
 
     def allreduce(self, tensor: torch.Tensor, op: str = "sum", *, stream: OwnStream | None = None) -> Received:
         """Launch an allreduce. See the interface; the object says what it does about unequal tensors."""
@@ -184,7 +201,7 @@ class RayPart:
                     self._theirs.send(plain, rank)
 
         use = Use.SEND if self.rank == root else Use.RECV
-        return Received(tensor, self._launch(f"broadcast on {self.name}", use, stream, work, None))
+        return Received(tensor, self._launch("broadcast", use, stream, work, None))
 
     def poll(self) -> None:
         """Raise what has gone wrong, on this part or another one. See the interface."""
@@ -219,7 +236,7 @@ class RayPart:
             if plain.numel():
                 getattr(self._theirs, kind)(plain, out, *op)
 
-        return Received(out, self._launch(f"{kind} on {self.name}", Use.COLLECTIVE, stream, work, None))
+        return Received(out, self._launch(kind, Use.COLLECTIVE, stream, work, None))
 
     def _launch(
         self,
@@ -230,7 +247,7 @@ class RayPart:
         peer: int | None,
     ) -> CpuEvent:
         """Put `work` into the stream. What this thread has launched on the GPU so far comes before it."""
-        on: CpuStream = chosen_stream(self, use, self.device.stream("all")) if stream is None else stream
+        on: HostStream = chosen_stream(self, use, self.device.stream("all")) if stream is None else stream
         check_stream(self, on, peer)
         self.poll()
         whole, device = self._whole, self.device
@@ -239,49 +256,15 @@ class RayPart:
         def turn() -> None:
             self.poll()
             try:
-                device.settle(made, self._theirs, use, work)
+                device.settle(made, work, partial(_stream_of, self._theirs, use))
                 self.poll()  # aborted meanwhile: nobody knows what has come
             except CommunicatorError as error:
                 raise whole.broke(error) from None
-            except Exception as error:
+            except BaseException as error:
                 text = f"{what} at {who(self)} failed in {type(self._theirs).__name__}: {type(error).__name__}: {error}"
                 raise whole.broke(CommunicatorError(text, **about(self, peer))) from error
 
         return on.launch(what, turn)
-
-
-class HostOrdered(CpuDevice):
-    """Memory of the host or of the GPU, whose work is ordered by the host: a stream is a thread that waits for each piece."""
-
-    def __init__(self, name: str, kind: str) -> None:
-        super().__init__(name)
-        self._kind = kind
-
-    def holds(self, tensor: object) -> bool:
-        """Whether it is a dense tensor there."""
-        return isinstance(tensor, torch.Tensor) and tensor.device.type == self._kind and tensor.layout is torch.strided
-
-    def allocate(self, shape: Shape, dtype: torch.dtype, stream: CpuStream) -> torch.Tensor:
-        """Uninitialized memory."""
-        return self.empty(shape, dtype)
-
-    def empty(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialized memory."""
-        return torch.empty(shape, dtype=dtype, device=self._kind)
-
-    def launched(self) -> Any:
-        """What this thread has launched on the GPU so far; None where there is none."""
-        return torch.cuda.current_stream().record_event() if self._kind == _GPU else None
-
-    def settle(self, made: Any, theirs: Any, use: Use, work: Callable[[], None]) -> None:
-        """Wait for `made`, call `work` on the stream that `theirs` uses for it, and wait for that."""
-        if made is None:
-            work()
-            return
-        made.synchronize()
-        with _stream_of(theirs, use):
-            work()
-            torch.cuda.current_stream().synchronize()
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -289,7 +272,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
 
 
-def _stream_of(theirs: Any, use: Use) -> Any:
+def _stream_of(theirs: Any, use: Use) -> AbstractContextManager[Any]:
     """Ray's interface gives a context for each direction; many classes have none, and use the current stream."""
     try:
         stream = theirs.recv_stream if use is Use.RECV else theirs.send_stream

@@ -24,7 +24,17 @@ from raycomm.options import LoopThread
 from raycomm.plan import Compute
 from raycomm.runtime import actor_thread, coroutines
 from raycomm.runtime.actor_thread import Claim, Parked
-from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, peers_of, report_channel, rings_of
+from raycomm.runtime.blueprint import (
+    AT,
+    DRIVER,
+    READY,
+    Blueprint,
+    Prepared,
+    address_channel,
+    peers_of,
+    report_channel,
+    rings_of,
+)
 from raycomm.runtime.fault_points import FaultPoints
 from raycomm.runtime.lending import lending
 from raycomm.runtime.links import Links
@@ -193,7 +203,7 @@ class Member:
         kind = blueprint.loop or Loop
         self._faults.reach(Point.SETUP_LINKS)
         try:
-            self._links.warm_up(self._look)
+            self._links.warm_up(self._look, self._tell)
             loop = kind(self._instance, plan, process, blueprint.constants, arena, blueprint.options, self._faults, self._links)
         except (OSError, SerializationError, CommunicatorError) as error:
             report.write(f"{type(error).__name__}: {error}")
@@ -203,6 +213,12 @@ class Member:
             report.write(READY)
             with lending(arena, plan), self._links.watched(self._look, self._end_for):
                 loop.run()
+
+    def _tell(self, what: str) -> None:
+        """Tell the driver what set-up is at, if there is room for it."""
+        if self._report is not None:
+            with contextlib.suppress(_core.TimedOut):
+                self._report.write((AT, what[:_WHY_LENGTH]), 0.0)
 
     def _say_why(self, error: BaseException) -> None:
         """Tell the driver why the loop has failed, if it can be told."""

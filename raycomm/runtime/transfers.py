@@ -252,7 +252,13 @@ class Transfers:
     def _await(self, event: Event, channel: int, writer: int) -> None:
         if not event.complete:
             self._arena.core.await_transfer(channel, writer)
-        self._wait(event)
+        try:
+            self._wait(event)
+        except (_core.Closed, CommunicatorError):
+            raise
+        except Exception as error:  # of a class of the user's
+            what = f"receiving {self._plan.channels[channel].value} from {self._plan.processes[writer].label}"
+            raise CommunicatorError(f"{what} failed: {type(error).__name__}: {error}") from error
 
     def _writer(self, action: Send) -> DeviceWriter:
         channel = self._plan.channels[action.channel]

@@ -242,7 +242,7 @@ def test_a_communicator_that_never_starts_ends_at_the_limit(cluster: None) -> No
     [
         (own.SendsNothing, "SendsNothing.recv returned None at rank 1 of link 0 .* not the tensor it received from rank 0"),
         (own.SendsAnother, r"receives int64 \[1000\] from rank 0, and SendsAnother.recv returned int64 \[999\]"),
-        (own.FailsAt, "send to rank 1 on link 0 .* failed in FailsAt: RuntimeError: the cable is out"),
+        (own.FailsAt, "send to rank 1 at rank 0 of link 0 .* failed in FailsAt: RuntimeError: the cable is out"),
     ],
 )
 def test_a_communicator_that_fails_ends_the_graph_and_says_why(cluster: None, kind: Any, message: str) -> None:

@@ -87,10 +87,18 @@ class RaysPlace(GlooPlace):
     """A rank of an object of Ray's interface, which some user wrote. Each link is one of its own."""
 
     def __init__(self, rank: int, size: int, path: str) -> None:
-        from raycomm.runtime.ray_communicator import HostOrdered
+        from raycomm.device.host_ordered import CallThread, HostOrdered, HostStream
+
+        class Apart(HostOrdered):
+            """One device for all links of a program, with a thread per stream: each link is an object, which has its own."""
+
+            def stream(self, name: str) -> HostStream:
+                if name not in self._streams:
+                    self._streams[name] = HostStream(self, name, CallThread(name, torch.device("cpu")))
+                return super().stream(name)
 
         super().__init__(rank, size, path)
-        self.device = HostOrdered(f"cpu of rank {rank}", "cpu")
+        self.device = Apart(f"cpu of rank {rank}", torch.device("cpu"))
         self._path = path
 
     def link(self, name: str) -> Communicator:
@@ -99,7 +107,7 @@ class RaysPlace(GlooPlace):
 
         whole = RayCommunicator(RaysGroup([None] * self._size, path=f"{self._path} {name}"), self.rank, name)
         whole.initialize()
-        whole._device = self.device
+        whole.device = self.device
         return whole.part(name, range(self._size))
 
 

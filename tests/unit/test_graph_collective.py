@@ -150,7 +150,7 @@ REFUSED: list[tuple[str, Callable[[Any, Any], Any], str, str]] = [
     ("root", lambda a, b: broadcast([a, b], root=2), "root", "root=2 is no rank among 2 actors; give a rank from 0 to 1"),
     ("root type", lambda a, b: broadcast([a, b], root=True), "root", "root=True is no rank"),
     ("name", lambda a, b: allreduce([a, b], communicator="mpi"), "communicator", "unknown communicator 'mpi'"),
-    ("object", lambda a, b: allgather([a, b], communicator=3), "communicator", "unknown communicator a value of type int"),
+    ("object", lambda a, b: allgather([a, b], communicator=3), "communicator", "unknown communicator of type int"),
     (
         "one end",
         lambda a, b: allreduce([a, b], communicator=Whole()),

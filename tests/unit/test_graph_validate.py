@@ -295,7 +295,7 @@ def test_unknown_transports(transport: object, place: str) -> None:
     assert target.with_tensor_transport(transport, _static_shape=True) is target
     shown = repr(transport) if isinstance(transport, str) else f"of type {type(transport).__name__}"
     text = f"transport {shown} of node {name} is none that there is"
-    error = refused(root, re.escape(text), node=name, remedy="use 'auto', 'shm', 'nccl' (or 'accelerator'), 'gloo', or a")
+    error = refused(root, re.escape(text), node=name, remedy="use 'auto', 'shm', 'nccl' (or 'accelerator'), 'gloo', a class")
     assert error.argument == "transport"
 
 

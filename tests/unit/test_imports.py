@@ -39,6 +39,7 @@ TORCH_ROOMS = (
     "device/cpu.py",
     "device/combining.py",
     "device/gloo.py",
+    "device/host_ordered.py",
     "channel/device.py",
     "channel/moving.py",
     "runtime/device_collectives.py",
