@@ -284,7 +284,8 @@ def in_one_piece(tensor: Any, copied_up_to: int) -> tuple[Any, tuple[int, ...] |
 
 
 def _same_memory(plain: Any, tensor: Any) -> bool:
-    return bool(plain.data_ptr() == tensor.data_ptr())
+    """Whether writing to one changes the other. Empty ones have no memory, and all the same address."""
+    return bool(plain.numel() and plain.data_ptr() == tensor.data_ptr())
 
 
 def _order_in_memory(tensor: Any) -> tuple[int, ...] | None:
