@@ -148,7 +148,11 @@ class DeviceWriter:
             sent = [self._send(tensor) for tensor, _ in flat]
         except BaseException as error:
             raise broken(self._link, f"sending {self._name} to rank {self._peer}", error) from None
-        uncopied = [(event, own) for event, (plain, _), own in zip(sent, flat, tensors, strict=True) if _same_memory(plain, own)]
+        uncopied = [
+            (event, own)
+            for event, (plain, _), own in zip(sent, flat, tensors, strict=True)
+            if plain.numel() and _same_memory(plain, own)  # all empty ones have the same address
+        ]
         self.lent = [] if self._keeps else [event for event, _ in uncopied]
         # The device's allocator keeps what is its own; memory of another library lives as long as who holds it.
         while self._held and self._held[0][0].complete:
@@ -284,8 +288,7 @@ def in_one_piece(tensor: Any, copied_up_to: int) -> tuple[Any, tuple[int, ...] |
 
 
 def _same_memory(plain: Any, tensor: Any) -> bool:
-    """Whether writing to one changes the other. Empty ones have no memory, and all the same address."""
-    return bool(plain.numel() and plain.data_ptr() == tensor.data_ptr())
+    return bool(plain.data_ptr() == tensor.data_ptr())
 
 
 def _order_in_memory(tensor: Any) -> tuple[int, ...] | None:
