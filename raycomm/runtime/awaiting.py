@@ -60,48 +60,6 @@ class _Waiter(Generic[T]):
             self.future.set_result(value)
 
 
-class Line:
-    """Tasks that wait for room, of any event loop, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._places: deque[_Place] = deque()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def enter(self) -> _Place:
-        """A place at the end, for a task of the running loop."""
-        place = _Place(asyncio.get_running_loop())
-        self._places.append(place)
-        return place
-
-    def leave(self, place: _Place) -> bool:
-        """Give a place up; False: it was given up before."""
-        try:
-            self._places.remove(place)
-        except ValueError:
-            return False
-        return True
-
-    def is_next(self, place: _Place) -> bool:
-        """Whether all that came before have left. Those whose loop was closed under them never come back to do so."""
-        try:
-            first = self._places[0]
-            while first.loop.is_closed():
-                self.leave(first)
-                first = self._places[0]
-        except IndexError:
-            return False
-        return first is place
-
-
-class _Place:
-    """Of one task in a line."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-
-
 class Waker:
     """Lets tasks of any event loop wait for a graph. Holds no thread; costs nothing while nobody awaits.
 
@@ -279,3 +237,77 @@ class Waker:
     def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
         self._soon.discard(loop)
         self._serve()
+
+
+class Line:
+    """Tasks that wait for room, of any event loop, in the order in which they came."""
+
+    def __init__(self, waker: Waker) -> None:
+        self._waker = waker
+        self._places: deque[_Place] = deque()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    async def until(
+        self,
+        attempt: Callable[[], T | None],
+        due: Callable[[], bool],
+        limit: float | None,
+        late: Callable[[], BaseException],
+        waits: Callable[[], str],
+        relieve: Callable[[], None],
+    ) -> T:
+        """As `Waker.until`, in its turn: there is no attempt before all who came earlier have left."""
+        place = _Place(asyncio.get_running_loop())
+        self._places.append(place)
+
+        def attempt_and_leave() -> T | None:
+            value: T | None = None
+            done = True
+            try:
+                value = attempt()
+                done = value is not None
+            finally:
+                if done:  # here, and not when the task goes on: its loop may be busy, and the next one has its turn at once
+                    self._leave(place)
+            return value
+
+        try:
+            return await self._waker.until(
+                lambda: attempt_and_leave() if self._is_next(place) else None,
+                lambda: self._is_next(place) and due(),
+                limit,
+                late,
+                waits,
+                relieve,
+            )
+        finally:
+            if self._leave(place) and self._places:
+                self._waker.look()
+
+    def _leave(self, place: _Place) -> bool:
+        """Give a place up; False: it was given up before."""
+        try:
+            self._places.remove(place)
+        except ValueError:
+            return False
+        return True
+
+    def _is_next(self, place: _Place) -> bool:
+        """Whether all that came before have left. Those whose loop was closed under them never come back to do so."""
+        try:
+            first = self._places[0]
+            while first.loop.is_closed():
+                self._leave(first)
+                first = self._places[0]
+        except IndexError:
+            return False
+        return first is place
+
+
+class _Place:
+    """Of one task in a line."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
