@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -67,11 +66,16 @@ class Waker:
         arena: the driver's.
     """
 
+    # Who serves; an attribute of the instance only while somebody does. Not a lock: an interrupt that strikes as `acquire`
+    # returns, before anything shows that it did, would leave it taken for good. Here one native call takes the place and leaves
+    # the mark of who took it, which is cleared in a `finally`. Python lets interrupts in after calls and at the end of loops, and
+    # there is none in that `finally` before it is cleared. What remains: a round may end early; the next tick begins one.
+    _server: object = None
+
     def __init__(self, arena: ShmArena) -> None:
         self._arena = arena
         self._waiters: list[_Waiter[Any]] = []
         self._watching: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
-        self._serving = threading.Lock()
         self._wanted = False
         self._soon: set[asyncio.AbstractEventLoop] = set()  # those that look again in a moment
 
@@ -150,17 +154,17 @@ class Waker:
 
     def _withdraw(self, waiter: _Waiter[Any]) -> bool:
         """End the attempts of one whose limit has passed; False: one has succeeded or goes on, in another thread."""
-        if not self._serving.acquire(blocking=False):
-            return False
+        me = object()
         try:
-            if waiter.settled:
+            if self.__dict__.setdefault("_server", me) is not me or waiter.settled:
                 return False
             waiter.settled = True
             return True
         finally:
-            self._serving.release()
-            if self._wanted:  # asked for meanwhile
-                self._serve()
+            if self._server is me:
+                del self._server
+                if self._wanted:  # asked for meanwhile
+                    self._serve()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop in self._watching:
@@ -186,15 +190,19 @@ class Waker:
 
     def _serve(self) -> None:
         """Let every waiter try. One thread at a time; another one that comes meanwhile only asks for one more round."""
+        me = object()
         self._wanted = True
-        while self._wanted and self._serving.acquire(blocking=False):
+        while self._wanted:
             try:
+                if self.__dict__.setdefault("_server", me) is not me:
+                    return
                 self._wanted = False
                 if self._waiters:
                     self._arena.core.arm()  # first: what is published after the look below rings
                     self._look()
             finally:
-                self._serving.release()
+                if self._server is me:
+                    del self._server
 
     def _look(self) -> None:
         ended = self._arena.closed[0] != 0
