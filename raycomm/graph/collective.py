@@ -183,7 +183,7 @@ def transport_of(communicator: object, actors: Sequence[ActorIdentity], call: st
         return TensorTransport.AUTO
     if isinstance(communicator, str) and communicator in _TRANSPORTS:
         return _TRANSPORTS[communicator]
-    remedy = "leave it out, or use 'shm', 'nccl' (or 'accelerator') or 'gloo'"
+    remedy = "leave it out (or say 'auto'), or use 'shm', 'nccl' (or 'accelerator') or 'gloo'"
     kind = type(communicator).__name__
     transport = getattr(communicator, "get_transport_name", None)
     members = getattr(communicator, "get_actor_handles", None)

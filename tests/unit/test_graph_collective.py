@@ -144,7 +144,12 @@ REFUSED: list[tuple[str, Callable[[Any, Any], Any], str, str]] = [
     ("op type", lambda a, b: reducescatter([a, b], 3), "op", "unknown operation 3"),
     ("root", lambda a, b: broadcast([a, b], root=2), "root", "root=2 is no rank among 2 actors; give a rank from 0 to 1"),
     ("root type", lambda a, b: broadcast([a, b], root=True), "root", "root=True is no rank"),
-    ("name", lambda a, b: allreduce([a, b], communicator="mpi"), "communicator", "unknown communicator 'mpi'"),
+    (
+        "name",
+        lambda a, b: allreduce([a, b], communicator="mpi"),
+        "communicator",
+        "unknown communicator 'mpi'; .*'auto'.*'nccl'",
+    ),
     ("object", lambda a, b: allgather([a, b], communicator=3), "communicator", "unknown communicator a value of type int"),
     ("accelerator", lambda a, b: allreduce([a, b], communicator=Nccl()), "communicator", "communicator Nccl uses 'accelerator'"),
     ("other actors", lambda a, b: allreduce([a, b], communicator=cpu_communicator("00")), "communicator", "the 1 actors of its"),
