@@ -115,6 +115,8 @@ def main(
     Exits with 1 for a deadlock found, 2 for a hang seen, 3 for a wrong value, 4 for a rank that cannot take part or has died.
     """
     plan = assign_streams(plan_of(device), policy)
+    if device is DeviceChoice.CUDA:
+        _check_gpus(plan)
     print(plan)
     if not no_verify:
         try:
@@ -127,6 +129,15 @@ def main(
         _run(plan, executions, limit)
 
 
+def _check_gpus(plan: Plan) -> None:
+    from dags.exchange_driver import ExchangeFailed, gpus_of
+
+    try:
+        gpus_of(plan)
+    except ExchangeFailed as failed:
+        raise _told(f"failed: {failed}", FAILED) from None
+
+
 def _simulate(plan: Plan, executions: int) -> None:
     try:
         outcome = simulate(plan, executions)
@@ -134,9 +145,10 @@ def _simulate(plan: Plan, executions: int) -> None:
         raise _told(f"hang: {hang}", HANG) from None
     for number, results in enumerate(outcome.results):
         texts = list(map(text_of, results))
-        print(f"execution {number}: {texts[0]}; {texts[1]}")
         if texts != expected(number):
-            raise _told(f"wrong: execution {number} should have given {'; '.join(expected(number))}", WRONG)
+            right = "; ".join(expected(number))
+            raise _told(f"wrong: execution {number} gave {'; '.join(texts)} and should have given {right}", WRONG)
+        print(f"execution {number}: right at both ranks: {'; '.join(texts)}")
 
 
 def _run(plan: Plan, executions: int, limit_s: float) -> None:

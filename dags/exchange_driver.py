@@ -122,7 +122,7 @@ class Ranks:
 
     def _set_up(self, options: Options, meeting: Meeting | None) -> Board:
         plan, arena, deadline = self._plan, self._arena, Deadline(SETUP_S)
-        gpus = _gpus(plan, len(self._ranks))
+        gpus = gpus_of(plan)
         environment = dict(os.environ)
         path = [str(_ROOT), environment.get("PYTHONPATH", "")]  # last, so that an installed raycomm comes before the sources
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in reversed(path) if entry)
@@ -209,8 +209,12 @@ class Ranks:
         return self._plan.processes[process].label
 
 
-def _gpus(plan: Plan, ranks: int) -> list[int | None] | None:
-    """The GPU of each rank; all share one where there are fewer than ranks. None: the plan needs none."""
+def gpus_of(plan: Plan) -> list[int | None] | None:
+    """The GPU of each rank; all share one where there are fewer than ranks. None: the plan needs none.
+
+    Raises:
+        ExchangeFailed: it needs one, and there is none.
+    """
     if all(link.over is not Backend.NCCL for link in plan.links):
         return None
     import torch
@@ -218,4 +222,5 @@ def _gpus(plan: Plan, ranks: int) -> list[int | None] | None:
     found = torch.cuda.device_count()  # in this process nothing else is asked of CUDA
     if not found:
         raise ExchangeFailed("torch finds no CUDA device here; see nvidia-smi and CUDA_VISIBLE_DEVICES, or take --device gloo")
+    ranks = len(plan.actors)
     return list(range(ranks)) if found >= ranks else [0] * ranks

@@ -179,9 +179,15 @@ def ratios_table(verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
+_NEGATIVE = (
+    "A negative overhead says nothing of the graph: the two are measured apart, and are within the noise of each other, or "
+    "(with simulated devices) do not go over the same transport."
+)
+
+
 def split_table(comparisons: Sequence[Comparison]) -> Table:
     """DAG time = bare send and receive + overhead, a line per row and system."""
-    table = Table(title="split: DAG time = bare send and receive + overhead, us, p50")
+    table = Table(title="split: DAG time = bare send and receive + overhead, us, p50", caption_justify="left")
     for name in ("row", "system"):
         table.add_column(name, no_wrap=True)
     for name in ("DAG", "= bare", "+ overhead", "Ray's overhead / raycomm's"):
@@ -192,6 +198,8 @@ def split_table(comparisons: Sequence[Comparison]) -> Table:
             if split is not None:
                 figures = [_signed(figure) for figure in (split.dag_us, split.bare_us, split.overhead_us)]
                 table.add_row(split.row, split.system, *figures, last or split.lacks)
+                if split.overhead_us is not None and split.overhead_us < 0:
+                    table.caption = _NEGATIVE
     return table
 
 

@@ -163,10 +163,16 @@ class CommunicatorError(RaycommError):
 
 
 class TensorMismatchError(CommunicatorError, ValueError):
-    """A tensor has not the dtype or shape that was agreed. Attributes besides: `expected`, `given` (texts)."""
+    """A tensor has not the dtype or shape that was agreed. Attributes besides: `expected`, `given` (texts).
+
+    Where a value breaks what its hint promises: `graph`, `channel` (texts), `execution`, too; it fails that execution.
+    """
 
     expected: str | None = None
     given: str | None = None
+    graph: str | None = None
+    channel: str | None = None
+    execution: int | None = None
 
 
 class WrongDeviceError(CommunicatorError, ValueError):

@@ -239,9 +239,6 @@ NB_MODULE(_core, m) {
         check(result >= 0);
         return result == 1;
       }, "processes"_a, "timeout"_a)
-      .def("trim", [](const Arena& a) {
-        if (a.pool && here(a)) a.pool->trim();
-      })
       .def("end", [](const Arena& a) {
         if (!here(a)) return;
         GilRelease released;

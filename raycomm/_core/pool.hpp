@@ -129,8 +129,6 @@ class Pool {
   Shortage shortage(uint64_t wanted, uint64_t began, bool patient);
   // Gives the memory of free blocks back to the budget if some other process has lately found it used up. Any thread, without the GIL.
   void trim_if_wanted();
-  // Gives the memory of free blocks back to the system.
-  void trim();
   // This process writes nothing more: the memory of free blocks goes back to the system now, that of held ones when their last holder lets go.
   // Nothing can be acquired any more. To be called again after what was published nevertheless.
   void end();
@@ -176,7 +174,7 @@ class Pool {
   // Takes memory for a range, `reserved` bytes of it new to the budget; asks the other processes for theirs if the budget has no more.
   bool back(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);
   bool fill(uint64_t offset, uint64_t bytes, uint64_t reserved, int& error);  // the same, with what reserve() has got
-  void trim_locked();
+  void trim_locked();  // gives the memory of free blocks back to the system
   void let_go_for_left(uint32_t index);
   void make_free(uint32_t index);
   bool held(uint32_t index) const;  // by anybody; if not, all reads of it are over

@@ -124,11 +124,6 @@ void Pool::trim_if_wanted() {
   if (lock && (wanted > trimmed_ns_ || free_bytes_ != 0 || own_->header().free_stack.load(std::memory_order_relaxed) != 0)) trim_locked();
 }
 
-void Pool::trim() {
-  const std::lock_guard lock(mutex_);
-  trim_locked();
-}
-
 void Pool::trim_locked() {
   trimmed_ns_ = now_ns();
   collect();

@@ -118,6 +118,7 @@ class DeviceWriter:
             raise TensorMismatchError(
                 f"{self._name} is promised to be one tensor (_direct_return) and was a {type(value).__name__}; return the tensor "
                 "alone, or leave the promise out",
+                node=self._name,
                 expected="one tensor",
                 given=type(value).__name__,
             )
@@ -148,7 +149,11 @@ class DeviceWriter:
             sent = [self._send(tensor) for tensor, _ in flat]
         except BaseException as error:
             raise broken(self._link, f"sending {self._name} to rank {self._peer}", error) from None
-        uncopied = [(event, own) for event, (plain, _), own in zip(sent, flat, tensors, strict=True) if _same_memory(plain, own)]
+        uncopied = [
+            (event, own)
+            for event, (plain, _), own in zip(sent, flat, tensors, strict=True)
+            if plain.numel() and _same_memory(plain, own)  # all empty ones have the same address
+        ]
         self.lent = [] if self._keeps else [event for event, _ in uncopied]
         # The device's allocator keeps what is its own; memory of another library lives as long as who holds it.
         while self._held and self._held[0][0].complete:
@@ -179,10 +184,11 @@ class DeviceWriter:
         if self._promised is None:
             self._promised = metadata
         elif metadata != self._promised:
-            expected, given = _text(self._promised), _text(metadata)
+            expected, given, changed = _text(self._promised), _text(metadata), _changed(self._promised, metadata)
             raise TensorMismatchError(
-                f"{self._name} is promised to keep its shape (_static_shape): it was {expected} and now is {given}; leave the "
-                "promise out where shapes change",
+                f"{self._name} is promised to keep its {' and '.join(changed)} (_static_shape): it was {expected} and now is "
+                f"{given}; {', '.join(changed.values())}, or leave the promise out",
+                node=self._name,
                 expected=expected,
                 given=given,
             )
@@ -340,16 +346,39 @@ def _dtype_of(name: str) -> Any:
     return dtype
 
 
+def _plain(entry: _Metadata) -> _Metadata:
+    """With the shape as it was before sending."""
+    name, shape, order, flags = entry
+    if order is not None:
+        shape = tuple(shape[place] for place in sorted(range(len(order)), key=order.__getitem__))
+    return name, shape, order, flags
+
+
 def _text(metadata: Sequence[_Metadata]) -> str:
     """With the order in memory where it is not that of the dimensions: it is part of the promise."""
     return ", ".join(map(_one_text, metadata)) or "no tensor"
 
 
+def _changed(promised: Sequence[_Metadata], now: Sequence[_Metadata]) -> dict[str, str]:
+    """What has changed, and what to do about it."""
+    if len(promised) != len(now):
+        return {"number of tensors": "return as many each time"}
+    changed: dict[str, str] = {}
+    for entry, given in zip(promised, now, strict=True):
+        (dtype, shape, order, flags), (other_dtype, other_shape, other_order, other_flags) = _plain(entry), _plain(given)
+        if dtype != other_dtype:
+            changed["dtype"] = f"convert it, with .to(torch.{dtype})"
+        if shape != other_shape:
+            changed["shape"] = "return one shape each time"
+        elif order != other_order:
+            changed["order in memory"] = "return it with .contiguous() each time"
+        if flags != other_flags:
+            changed["requires_grad"] = "return it with .detach() each time"
+    return changed
+
+
 def _one_text(entry: _Metadata) -> str:
-    name, shape, order, flags = entry
-    if order is not None:
-        back = sorted(range(len(order)), key=order.__getitem__)
-        shape = tuple(shape[place] for place in back)
+    name, shape, order, flags = _plain(entry)
     laid = "" if order is None else f" with dimensions in the order {list(order)} in memory"
     kind = {_PLAIN: "", _REQUIRES_GRAD: " with requires_grad"}.get(flags, " (a parameter)")
     return f"{shape_text(shape, name)}{laid}{kind}"

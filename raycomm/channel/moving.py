@@ -10,11 +10,6 @@ import torch
 from raycomm.channel.tensors import put_together, take_apart
 
 
-def has_gpu() -> bool:
-    """Whether this process has one that torch can use."""
-    return torch.cuda.is_available()
-
-
 def move(to: str, those_on: str) -> Callable[[Any], Any]:
     """Gives values with those tensors copied to device `to` that lie on `those_on`; one without any stays itself.
 

@@ -130,7 +130,7 @@ def decode(body: memoryview, buffer: memoryview, index: int) -> torch.Tensor:
         value.set_(storage, 0, head.shape)  # type: ignore[call-overload]
     else:
         value.set_(storage, 0, head.shape, head.strides)
-    if head.device == DEVICE_CUDA and _has_gpu():
+    if head.device == DEVICE_CUDA and has_gpu():
         value = value.to(_GPU)
     requires_grad = bool(head.flags & REQUIRES_GRAD)
     if head.flags & IS_PARAMETER:
@@ -139,7 +139,8 @@ def decode(body: memoryview, buffer: memoryview, index: int) -> torch.Tensor:
 
 
 @functools.cache
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether this process has one that torch can use. torch takes a while to say so: for each message it would count."""
     return torch.cuda.is_available()
 
 

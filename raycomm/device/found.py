@@ -68,7 +68,8 @@ def look_around(_instance: object = None) -> Found:
         index = torch.cuda.current_device()
         # Two pieces of one GPU that is partitioned have different ones, as NCCL wants it.
         facts |= {"device": f"cuda:{index}", "hardware": str(torch.cuda.get_device_properties(index).uuid)}
-        facts |= _of_cupy()
+        if facts["cuda"] is not None:  # a cupy for CUDA finds no library to load next to a torch for other GPUs
+            facts |= _of_cupy()
     return Found(**facts)
 
 

@@ -233,8 +233,9 @@ def every_call_is_used(component: Component, calls: Sequence[CallView]) -> None:
     gone = {created: label for view in component.views() for created, label in view.dropped}
     unused += [f"{label} (its node is gone)" for label in gone.values()]
     if unused:
-        remedy = "add them to MultiOutputNode([...]), or build the graph without them"
-        text = f"{len(unused)} calls lead to no result: {', '.join(unused[:10])}{', ...' if len(unused) > 10 else ''}"
+        lead, them = ("call leads", "it") if len(unused) == 1 else ("calls lead", "them")
+        remedy = f"add {them} to MultiOutputNode([...]), or build the graph without {them}"
+        text = f"{len(unused)} {lead} to no result: {', '.join(unused[:10])}{', ...' if len(unused) > 10 else ''}"
         _refuse(text, node=unused[0], argument=None, remedy=remedy)
 
 

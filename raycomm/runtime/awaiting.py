@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -60,48 +59,6 @@ class _Waiter(Generic[T]):
             self.future.set_result(value)
 
 
-class Line:
-    """Tasks that wait for room, of any event loop, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._places: deque[_Place] = deque()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def enter(self) -> _Place:
-        """A place at the end, for a task of the running loop."""
-        place = _Place(asyncio.get_running_loop())
-        self._places.append(place)
-        return place
-
-    def leave(self, place: _Place) -> bool:
-        """Give a place up; False: it was given up before."""
-        try:
-            self._places.remove(place)
-        except ValueError:
-            return False
-        return True
-
-    def is_next(self, place: _Place) -> bool:
-        """Whether all that came before have left. Those whose loop was closed under them never come back to do so."""
-        try:
-            first = self._places[0]
-            while first.loop.is_closed():
-                self.leave(first)
-                first = self._places[0]
-        except IndexError:
-            return False
-        return first is place
-
-
-class _Place:
-    """Of one task in a line."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-
-
 class Waker:
     """Lets tasks of any event loop wait for a graph. Holds no thread; costs nothing while nobody awaits.
 
@@ -109,11 +66,16 @@ class Waker:
         arena: the driver's.
     """
 
+    # Who serves; an attribute of the instance only while somebody does. Not a lock: an interrupt that strikes as `acquire`
+    # returns, before anything shows that it did, would leave it taken for good. Here one native call takes the place and leaves
+    # the mark of who took it, which is cleared in a `finally`. Python lets interrupts in after calls and at the end of loops, and
+    # there is none in that `finally` before it is cleared. What remains: a round may end early; the next tick begins one.
+    _server: object = None
+
     def __init__(self, arena: ShmArena) -> None:
         self._arena = arena
         self._waiters: list[_Waiter[Any]] = []
         self._watching: dict[asyncio.AbstractEventLoop, asyncio.TimerHandle] = {}
-        self._serving = threading.Lock()
         self._wanted = False
         self._soon: set[asyncio.AbstractEventLoop] = set()  # those that look again in a moment
 
@@ -192,17 +154,17 @@ class Waker:
 
     def _withdraw(self, waiter: _Waiter[Any]) -> bool:
         """End the attempts of one whose limit has passed; False: one has succeeded or goes on, in another thread."""
-        if not self._serving.acquire(blocking=False):
-            return False
+        me = object()
         try:
-            if waiter.settled:
+            if self.__dict__.setdefault("_server", me) is not me or waiter.settled:
                 return False
             waiter.settled = True
             return True
         finally:
-            self._serving.release()
-            if self._wanted:  # asked for meanwhile
-                self._serve()
+            if self._server is me:
+                del self._server
+                if self._wanted:  # asked for meanwhile
+                    self._serve()
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop in self._watching:
@@ -228,15 +190,19 @@ class Waker:
 
     def _serve(self) -> None:
         """Let every waiter try. One thread at a time; another one that comes meanwhile only asks for one more round."""
+        me = object()
         self._wanted = True
-        while self._wanted and self._serving.acquire(blocking=False):
+        while self._wanted:
             try:
+                if self.__dict__.setdefault("_server", me) is not me:
+                    return
                 self._wanted = False
                 if self._waiters:
                     self._arena.core.arm()  # first: what is published after the look below rings
                     self._look()
             finally:
-                self._serving.release()
+                if self._server is me:
+                    del self._server
 
     def _look(self) -> None:
         ended = self._arena.closed[0] != 0
@@ -279,3 +245,77 @@ class Waker:
     def _look_again(self, loop: asyncio.AbstractEventLoop) -> None:
         self._soon.discard(loop)
         self._serve()
+
+
+class Line:
+    """Tasks that wait for room, of any event loop, in the order in which they came."""
+
+    def __init__(self, waker: Waker) -> None:
+        self._waker = waker
+        self._places: deque[_Place] = deque()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    async def until(
+        self,
+        attempt: Callable[[], T | None],
+        due: Callable[[], bool],
+        limit: float | None,
+        late: Callable[[], BaseException],
+        waits: Callable[[], str],
+        relieve: Callable[[], None],
+    ) -> T:
+        """As `Waker.until`, in its turn: there is no attempt before all who came earlier have left."""
+        place = _Place(asyncio.get_running_loop())
+        self._places.append(place)
+
+        def attempt_and_leave() -> T | None:
+            value: T | None = None
+            done = True
+            try:
+                value = attempt()
+                done = value is not None
+            finally:
+                if done:  # here, and not when the task goes on: its loop may be busy, and the next one has its turn at once
+                    self._leave(place)
+            return value
+
+        try:
+            return await self._waker.until(
+                lambda: attempt_and_leave() if self._is_next(place) else None,
+                lambda: self._is_next(place) and due(),
+                limit,
+                late,
+                waits,
+                relieve,
+            )
+        finally:
+            if self._leave(place) and self._places:
+                self._waker.look()
+
+    def _leave(self, place: _Place) -> bool:
+        """Give a place up; False: it was given up before."""
+        try:
+            self._places.remove(place)
+        except ValueError:
+            return False
+        return True
+
+    def _is_next(self, place: _Place) -> bool:
+        """Whether all that came before have left. Those whose loop was closed under them never come back to do so."""
+        try:
+            first = self._places[0]
+            while first.loop.is_closed():
+                self._leave(first)
+                first = self._places[0]
+        except IndexError:
+            return False
+        return first is place
+
+
+class _Place:
+    """Of one task in a line."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop

@@ -84,7 +84,7 @@ class Conversation:
                     time.sleep(_RESTART_PAUSE_S)
                     calls[self.call(process, question)] = process
                 except ray.exceptions.RayActorError as error:
-                    raise self.died(process, str(error)) from error
+                    raise self.died(process, str(error)) from None  # which has all of its text that helps
                 except ray.exceptions.RayError as error:
                     raise self.refused(process, error) from error
         self._reached = True
@@ -150,13 +150,16 @@ class Conversation:
             return True
 
     def died(self, process: int, why: str) -> BaseException:
-        """What to raise where an actor has died."""
+        """What to raise where an actor has died; `why` is Ray's text, or ours."""
         label = self._labels[process]
+        death = ray_errors.Death.told_by(why)
         error = ray_errors.ActorDiedError(
-            f"actor {label} of graph {self._name!r} died before it was set up: {why}",
+            f"actor {label}{death.who} of graph {self._name!r} died before it was set up (make it again, and bind the new "
+            f"handle): {death.cause}",
             graph=self._name,
             actor=label,
             actor_id=self._graph.actors[process - 1].key if process else None,
+            pid=death.pid,
         )
         assert isinstance(error, BaseException)
         return error

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from raycomm import _core
@@ -25,9 +26,8 @@ from raycomm.observe.status import GraphStatus, graph_status
 from raycomm.options import Options, check_limit
 from raycomm.plan import FromInput, Plan, project, split_arguments
 from raycomm.runtime.awaiting import Line, Waker
-from raycomm.runtime.blueprint import DRIVER
 from raycomm.runtime.connection import RayConnection
-from raycomm.runtime.lending import filled_by
+from raycomm.runtime.lending import filled_by, lent_in_time
 from raycomm.runtime.memory_error import shared_memory_error
 from raycomm.runtime.outputs import first_of, first_part, queues_of, rest_of
 from raycomm.runtime.refs import PENDING, Ref
@@ -36,7 +36,6 @@ from raycomm.runtime.teardown import EXIT_LIMIT_S, Teardown, dropped
 
 _MEMORY_LOOK_S = 0.05
 _LOOK_EVERY_S = 0.2
-_FETCH_LIMIT_S = 0.1  # teardown waits so long for threads in the middle of a fetch, which has been closed under them
 _NO_TIME_S = 1e-9  # one look, as with 0, but a shortage of memory is judged over several of them
 
 
@@ -68,12 +67,12 @@ class CompiledGraph:
         self.reports = Reports(plan, options, arena, board, actor_ids, self._connection)
         self._arena = arena
         self._waker = Waker(arena)
-        self._line = Line()  # execute_async calls that wait for room
+        self._line = Line(self._waker)  # execute_async calls that wait for room
         self._ref_type = ref_type
-        self._teardown = Teardown(plan, arena, board, handles)
         self._torn_down = False
         self._writer: ShmWriter = arena.writer([item.channel for item in plan.inputs])
         self._order = queues_of(plan, options, arena)
+        self._teardown = Teardown(plan, arena, board, handles, self._order)
         self._readers = tuple(queue.reader for queue in self._order)
         self.first_s = first_part(len(self._order))
         self.look_every_s = math.inf if len(self._order) == 1 else _LOOK_EVERY_S
@@ -199,36 +198,15 @@ class CompiledGraph:
             check_limit("timeout", limit, "execute_async")
         refs = None if self._line else self._try_submit(values)
         if refs is None:
-            refs = await self._submit_in_turn(values, limit)
-        return self._results_of(refs, args, kwargs)
-
-    async def _submit_in_turn(self, values: tuple[Any, ...], limit: float | None) -> tuple[Ref, ...]:
-        line = self._line
-        place = line.enter()
-
-        def attempt() -> tuple[Ref, ...] | None:
-            refs: tuple[Ref, ...] | None = None
-            done = True
-            try:
-                refs = self._try_submit(values)
-                done = refs is not None
-            finally:
-                if done:  # here, and not when the task goes on: its loop may be busy, and the next one has its turn at once
-                    line.leave(place)
-            return refs
-
-        try:
-            return await self._waker.until(
-                lambda: attempt() if line.is_next(place) else None,
-                lambda: line.is_next(place) and self._has_room(),
+            refs = await self._line.until(
+                lambda: self._try_submit(values),
+                self._has_room,
                 limit,
                 lambda: self.reports.execute_timed_out(limit),
                 self.reports.execute_waits,
                 self.relieve,
             )
-        finally:
-            if line.leave(place) and line:
-                self._waker.look()
+        return self._results_of(refs, args, kwargs)
 
     def _has_room(self) -> bool:
         """Whether an execution more may be submitted, or finished results moved aside so that it may."""
@@ -288,23 +266,20 @@ class CompiledGraph:
                 has ended.
         """
         self.check_open()
-        return filled_by(lambda size: self._lend(size, self.options.submit_timeout if timeout is None else timeout), shape, dtype)
+        limit = self.options.submit_timeout if timeout is None else timeout
+        free = partial(self._free_memory, _MEMORY_LOOK_S)
 
-    def _lend(self, size: int, limit: float | None) -> _core.Buffer:
-        deadline, notice = Deadline(limit, "empty"), Notice()
-        while True:
+        def lend(size: int) -> _core.Buffer:
             try:
-                return self._arena.core.lend(size, deadline.left(at_most=notice.left()), self._readers)
-            except _core.PoolBusy:
-                self._free_memory(_MEMORY_LOOK_S)
+                return lent_in_time(self._arena, size, Deadline(limit, "empty"), self._readers, free, self.reports.execute_waits)
             except _core.TimedOut:
-                if deadline.over:
-                    raise self.reports.execute_timed_out(limit) from None
-                notice.give(self.reports.execute_waits)
+                raise self.reports.execute_timed_out(limit) from None
             except _core.PoolFull as error:
                 raise shared_memory_error(error, self._arena.core, self.plan, "raycomm.empty") from None
             except (_core.Closed, _core.Misuse) as error:
                 self.raise_native(error, None)
+
+        return filled_by(lend, shape, dtype)
 
     def status(self) -> GraphStatus:
         """What every process of the graph does now and did last; `print` it. Does not block, and works while actors hang."""
@@ -352,12 +327,9 @@ class CompiledGraph:
         """
         limit, name = (self.options.teardown_timeout, "teardown_timeout") if timeout is None else (timeout, "timeout")
         deadline = Deadline(limit, "teardown")
-        try:
-            with self._teardown.telling_if_interrupted():
-                self._close_now()
-                self._teardown.run(deadline, name, kill_actors=kill_actors)
-        finally:
-            self._give_memory_back()
+        with self._teardown.to_the_end():
+            self._close_now()
+            self._teardown.run(deadline, name, kill_actors=kill_actors)
 
     def close_at_exit(self, limit_s: float = EXIT_LIMIT_S) -> None:
         """Teardown by the interpreter's exit hook: silent, and with a short limit, since Ray ends the actors right after."""
@@ -369,12 +341,6 @@ class CompiledGraph:
         """Teardown by `ray.shutdown`, as at exit."""
         self._connection.close()
         self.close_at_exit()
-
-    def _give_memory_back(self) -> None:
-        """Or what nobody can fetch any more would stay for as long as this object."""
-        self._arena.leave(DRIVER, _FETCH_LIMIT_S)
-        for queue in self._order:  # afterwards: until then another thread's fetch may move results there
-            queue.clear()
 
     def _close_now(self) -> None:
         """Close all channels; only stores, so it may run in a signal handler or a finalizer."""
@@ -390,12 +356,9 @@ class CompiledGraph:
         if error is None or isinstance(error, Exception):
             self.teardown()
         else:  # KeyboardInterrupt, SystemExit, a cancelled task: somebody wants to leave
-            try:
-                with self._teardown.telling_if_interrupted():
-                    self._close_now()
-                    self._teardown.leave(self.options.teardown_timeout)
-            finally:
-                self._give_memory_back()
+            with self._teardown.to_the_end():
+                self._close_now()
+                self._teardown.leave(self.options.teardown_timeout)
 
     def __repr__(self) -> str:
         return f"<CompiledGraph {self.name!r}, {len(self.plan.processes) - 1} actors, {self.state}>"

@@ -84,9 +84,10 @@ class HintedDevices:
         hint = self._plan.channels[channel].tensors
         if hint is None or hint.device is not wanted or self._options.device is DeviceKind.SIMULATED:
             return None  # what is simulated stands for a GPU, in host memory
-        from raycomm.channel import moving  # torch comes with it
+        from raycomm.channel import moving  # torch comes with them
+        from raycomm.codec import tensor
 
-        return moving.move(to, those_on) if moving.has_gpu() else None
+        return moving.move(to, those_on) if tensor.has_gpu() else None
 
     def _step(self, move: Move, channel: int, source: int, target: int) -> Step:
         registers, now = self._registers, self._now

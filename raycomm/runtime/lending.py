@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from raycomm import _core
-from raycomm.channel import ShmArena
+from raycomm.channel import Deadline, ShmArena, ShmReader
 from raycomm.errors import ArgumentError, RaycommError
+from raycomm.observe.notice import Notice
 from raycomm.plan import Plan
 from raycomm.runtime.memory_error import shared_memory_error
 
@@ -64,6 +65,38 @@ def empty(shape: Sequence[int] | int, dtype: Any) -> Any:
             raise RaycommError(f"raycomm.empty: graph {plan.name!r}, which ran this method, has ended") from None
 
     return filled_by(lend, shape, dtype)
+
+
+def lent_in_time(
+    arena: ShmArena,
+    size: int,
+    deadline: Deadline,
+    readers: tuple[ShmReader, ...],
+    free: Callable[[], None],
+    waits: Callable[[], str],
+) -> _core.Buffer:
+    """Memory of the driver, for an input. Waits while messages on their way hold all.
+
+    Args:
+        arena: the driver's.
+        size: in bytes.
+        readers: of results. When one can be taken, `free` is called: the memory it lies in may be what lacks.
+        free: moves finished results aside.
+        waits: the log line for a long wait.
+
+    Raises:
+        raycomm._core.TimedOut: none before the deadline. PoolFull: none at all. Closed, Misuse: see there.
+    """
+    notice = Notice()
+    while True:
+        try:
+            return arena.core.lend(size, deadline.left(at_most=notice.left()), readers)
+        except _core.PoolBusy:
+            free()
+        except _core.TimedOut:
+            if deadline.over:
+                raise
+            notice.give(waits)
 
 
 def filled_by(lend: Callable[[int], _core.Buffer], shape: Sequence[int] | int, dtype: Any) -> Any:

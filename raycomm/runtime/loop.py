@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from raycomm import _core
 from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter, Writer
 from raycomm.codec import Failure, encode_failure
-from raycomm.errors import RaycommError, SerializationError
+from raycomm.errors import RaycommError, SerializationError, TensorMismatchError
 from raycomm.options import Options
 from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
 from raycomm.plan.transfer import Send
@@ -299,6 +299,10 @@ class Loop:
                 text = text.rstrip(".")
                 text += ". Only what an 'async def' method returns is awaited: declare the method 'async def', or return a value"
             error = SerializationError(text, **{**error.attributes, "channel": names})
+        elif isinstance(error, TensorMismatchError):
+            where = {"graph": self._plan.name, "channel": names, "execution": self._execution}
+            text = f"graph {self._plan.name!r}, execution {self._execution}: {error}"
+            error = TensorMismatchError(text, **{**error.attributes, **where})
         return Failure.capture(error, f"{self._actor.process.label} sending {names}", self._execution)
 
     def _release(self, action: Release) -> Step:

@@ -49,7 +49,9 @@ def _lacks(found: Found) -> Missing | None:
         if found.driver and found.cuda is None:
             return Missing("its torch is built without CUDA", "install torch for CUDA there, or use 'auto' or 'shm'")
         return NO_GPU
-    assert found.cuda is not None
+    if found.cuda is None:  # its GPU is one of AMD
+        text = "its torch is built for something other than CUDA, and NCCL is used through cupy for CUDA"
+        return Missing(text, "install torch for CUDA there, or use 'auto' or 'shm'")
     if found.cupy is not None:
         return no_cupy(found.cuda)
     if found.cupy_cuda != found.cuda:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -17,6 +18,10 @@ from raycomm import errors
 from raycomm.codec import Failure
 
 _HEADER: Final = "Traceback (most recent call last):"
+# How Ray words the death of an actor: a line of no news, lines of facts, and the cause, before what is the same for all.
+_UNEXPECTED: Final = "The actor died unexpectedly before finishing this task."
+_FACT: Final = re.compile(r"^\t(class_name|actor_id|pid|name|namespace|ip): (.*)\n?", re.MULTILINE)
+_ANY_DEATH: Final = "Some common causes include"
 
 
 class _OfRay(Exception):
@@ -73,6 +78,37 @@ class Place:
     def class_name(self) -> str:
         """The class of the actor."""
         return self.label.partition("#")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What Ray's text about a dead actor says, without what it says of every death.
+
+    Attributes:
+        cause: what killed it.
+        name: under which it was made, if it was.
+        pid: of its process; None where the text has none.
+    """
+
+    cause: str
+    name: str | None = None
+    pid: int | None = None
+
+    @classmethod
+    def told_by(cls, text: str) -> Death:
+        """Of a text in another form than the known one, all is the cause."""
+        facts = dict(_FACT.findall(text))
+        cause = _FACT.sub("", text.removeprefix(_UNEXPECTED))
+        cause = "\n".join(line.partition(_ANY_DEATH)[0].strip() for line in cause.strip().splitlines() if line.strip())
+        pid = facts.get("pid", "")
+        return cls(cause or text, facts.get("name"), int(pid) if pid.isdecimal() else None) if facts else cls(text)
+
+    @property
+    def who(self) -> str:
+        """To be put behind the actor's label: " (named 'x', pid 7)", or as much of that as is known."""
+        known = [] if self.name is None else [f"named {self.name!r}"]
+        known += [] if self.pid is None else [f"pid {self.pid}"]
+        return f" ({', '.join(known)})" if known else ""
 
 
 def raised_by_method(failure: Failure, graph: str, place: Place | None) -> BaseException:

@@ -17,6 +17,8 @@ from raycomm.channel import Deadline, ShmArena
 from raycomm.observe.board import Board, State
 from raycomm.observe.notice import Notice
 from raycomm.plan import Plan
+from raycomm.runtime.blueprint import DRIVER
+from raycomm.runtime.outputs import OutputQueue
 
 logger = logging.getLogger("raycomm")
 
@@ -25,6 +27,7 @@ EXIT_LIMIT_S = 0.5
 _FIRST_NOTICE_S = 1.0  # sooner than elsewhere: whoever ends something expects it to end
 _LEAVE_LIMIT_S = 1.0
 _KILL_LIMIT_S = 5.0
+_FETCH_LIMIT_S = 0.1  # for threads in the middle of a fetch, which has been closed under them
 _IN_A_METHOD_S = 0.05
 _EXIT_LOOK_S = 0.02
 _ENDS_THEM = "ray.kill ends them now, or raycomm's teardown(timeout=0, kill_actors=True)"
@@ -38,23 +41,33 @@ class Teardown:
         arena: the driver's.
         board: who does what.
         handles: of its actors, by index; kept until their loops have left, for Ray ends an actor whose last handle is gone.
+        queues: of its results.
     """
 
-    def __init__(self, plan: Plan, arena: ShmArena, board: Board, handles: list[Any]) -> None:
+    def __init__(self, plan: Plan, arena: ShmArena, board: Board, handles: list[Any], queues: tuple[OutputQueue, ...]) -> None:
         self._name = plan.name
         self._actors = [process.index for process in plan.processes[1:]]
         self._arena = arena
         self._board = board
         self._handles = tuple(handles)
+        self._queues = queues
 
     @contextmanager
-    def telling_if_interrupted(self) -> Iterator[None]:
-        """Around all of it: Ctrl-C ends the wait, and says who stays."""
+    def to_the_end(self) -> Iterator[None]:
+        """Around all of it: Ctrl-C ends the wait, and says who stays. However it ends, the driver's memory is given back."""
         try:
             yield
         except BaseException:
             self._tell_busy(self._late(), "its teardown was interrupted;", 0.0)
             raise
+        finally:
+            self._give_memory_back()
+
+    def _give_memory_back(self) -> None:
+        """Or what nobody can fetch any more would stay for as long as the graph object."""
+        self._arena.leave(DRIVER, _FETCH_LIMIT_S)
+        for queue in self._queues:  # afterwards: until then another thread's fetch may move results there
+            queue.clear()
 
     def run(self, deadline: Deadline, limit_name: str, *, kill_actors: bool) -> None:
         """Wait until every loop has left, up to the deadline; then kill, or warn of, those that have not.

@@ -12,12 +12,13 @@ The clock is virtual: thousands of runs take seconds, and the seed repeats a run
 `communicators` gives a group the interface of `raycomm.device.Communicator`.
 """
 
+from raycomm.testing.simulated_actor import Results
 from raycomm.testing.simulated_communicator import SimulatedCommunicator, communicators
 from raycomm.testing.simulated_device import Device, Stream, Tensor
 from raycomm.testing.simulated_group import Group
 from raycomm.testing.simulated_memory import Hazard, MemoryFault, Poison, SimulatedMemoryError
 from raycomm.testing.simulated_operations import Event
-from raycomm.testing.simulated_plan import Outcome, PlanRun, Results, simulate
+from raycomm.testing.simulated_plan import Outcome, PlanRun, simulate
 from raycomm.testing.simulated_queue import Queue
 from raycomm.testing.simulated_world import Delays, SimulatedHang, World
 

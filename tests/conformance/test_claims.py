@@ -272,14 +272,15 @@ def test_a_forked_child_gives_no_memory_back() -> None:
         assert kept[2] == 8 << 20
         def work():
             global held
-            core.trim()
+            core.end()
             assert core.pool_in_use == 0
             held = None
-            core.trim()
+            core.end()
         in_child(work)
         assert (core.pool_committed, core.budget_used, core.pool_in_use) == kept
         assert (held == 7).all() and (reader.read(5) == 7).all()
-        core.trim()
+        core.end()
+        assert (held == 7).all()
         assert (core.pool_committed, core.budget_used) == (4 << 20, 4 << 20)
         """,
     )

@@ -16,7 +16,7 @@ import ray.exceptions
 
 import raycomm
 from raycomm import ActorDiedError, ChannelTimeoutError, InputNode, MultiOutputNode, bind
-from tests.ray.workers import PATIENCE_S, Broken, Gate, start, until
+from tests.ray.workers import PATIENCE_S, Broken, Gate, WorkerBody, start, until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -188,6 +188,7 @@ def test_compile_with_a_dead_actor_leaves_nothing(cluster: None) -> None:
         with pytest.raises(ActorDiedError, match="WorkerBody#.*died before it was set up") as caught:
             raycomm.compile(pipeline(workers, lambda value: bind(workers[1].echo, value)))
         assert caught.value.actor_id == workers[1]._actor_id.hex()
+        assert str(caught.value).endswith("The actor is dead because it was killed by `ray.kill`.")
         free(workers[0], workers[2])
     assert ray.get(workers[0].vitals.remote())["maps"] == 0
 
@@ -202,6 +203,26 @@ def dead(worker: Any) -> bool:
     except ray.exceptions.ActorDiedError:
         return True
     return False
+
+
+def test_compile_with_an_actor_whose_process_is_gone(cluster: None) -> None:
+    """One line says which it is and how its process ended, where Ray has a page."""
+    worker = ray.remote(num_cpus=0)(WorkerBody).options(name="the third").remote()
+    pid = ray.get(worker.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: dead(worker), "Ray knows")
+    with InputNode() as x:
+        node = bind(worker.echo, x)
+    with pytest.raises(ActorDiedError) as caught:
+        raycomm.compile(node, name="late")
+    text = str(caught.value)
+    assert text.startswith(
+        f"actor WorkerBody (named 'the third', pid {pid}) of graph 'late' died before it was set up (make it again"
+    )
+    assert "worker process has died" in text
+    assert "\n" not in text
+    assert len(text) < 400
+    assert (caught.value.pid, caught.value.__cause__) == (pid, None)
 
 
 def test_an_actor_whose_constructor_fails(cluster: None) -> None:

@@ -157,7 +157,7 @@ def test_stray_branch_is_found(handles: tuple[Any, Any]) -> None:
     inp = RayInputNode()
     x = w.forward.bind(inp)
     v.join.bind(v.forward.bind(x))  # Ray keeps what uses a node.
-    refused(x, "1 calls lead to no result: Other.join; add them to MultiOutputNode", "Other.join")
+    refused(x, "1 call leads to no result: Other.join; add it to MultiOutputNode", "Other.join")
 
 
 def test_unused_element_is_allowed(handles: tuple[Any, Any]) -> None:

@@ -141,8 +141,13 @@ def test_a_broken_promise_fails_one_execution(actors: list[Any], over: Over, pro
     with raycomm.compile(node) as graph:
         if promise == "_static_shape":
             assert graph.execute(4).get(PATIENCE_S).tolist() == [8.0] * 4
-        with pytest.raises(TensorMismatchError, match=f"{promise}.*leave the promise out"):
+        broken = graph.plan.channels[1].value
+        with pytest.raises(
+            TensorMismatchError, match=rf"^graph '{graph.name}', execution \d: {broken} .*{promise}.*leave the promise out"
+        ) as caught:
             graph.execute(5).get(PATIENCE_S)
+        error, execution = caught.value, 1 if promise == "_static_shape" else 0
+        assert (error.graph, error.channel, error.node, error.execution) == (graph.name, broken, broken, execution)
         if promise == "_static_shape":
             assert graph.execute(4).get(PATIENCE_S).tolist() == [8.0] * 4
 

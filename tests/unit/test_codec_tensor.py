@@ -288,7 +288,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is none, host memory counts as that of a GPU."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(codec_tensor, "_GPU", "cpu")
-        monkeypatch.setattr(codec_tensor, "_has_gpu", lambda: True)
+        monkeypatch.setattr(codec_tensor, "has_gpu", lambda: True)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -307,7 +307,7 @@ def test_gpu_tensors_go_through_host_memory(tensor: torch.Tensor, monkeypatch: p
     )
     assert torch.equal(came.cpu().resolve_conj(), tensor.resolve_conj())
     with monkeypatch.context() as without:
-        without.setattr(codec_tensor, "_has_gpu", lambda: False)
+        without.setattr(codec_tensor, "has_gpu", lambda: False)
         assert codec_tensor.decode(memoryview(head), raw, 0).device.type == "cpu"
 
 

@@ -108,11 +108,13 @@ def views() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", views())
 def test_layouts(ends: Any, name: str) -> None:
     tensor = views()[name]
-    got = Channel(ends).carried(tensor)
+    channel = Channel(ends)
+    got = channel.carried(tensor)
     assert torch.equal(got, tensor)
     assert got.dtype is tensor.dtype
     assert type(got) is type(tensor)
     assert got.requires_grad is tensor.requires_grad
+    assert channel.writer.lent == []  # what is sent over gloo are copies, and of an empty tensor nothing
     if name not in ("every other", "a column", "expanded", "offset", "negative"):
         assert got.stride() == tensor.stride()
 
@@ -197,14 +199,46 @@ def test_what_cannot_be_read_fails_alone(ends: Any) -> None:
     assert channel.take()[0].tolist() == [1.0] * 6
 
 
-def test_a_promise_of_shape_that_is_broken(ends: Any) -> None:
+_BROKEN = {
+    "shape": (torch.ones(3, 2), "float32 [3, 2]", "return one shape each time"),
+    "dtype": (torch.ones(2, 3).half(), "float16 [2, 3]", "convert it, with .to(torch.float32)"),
+    "dtype and shape": (torch.ones(3).half(), "float16 [3]", "convert it, with .to(torch.float32), return one shape each time"),
+    "order in memory": (
+        torch.ones(3, 2).t(),
+        "float32 [2, 3] with dimensions in the order [1, 0] in memory",
+        "return it with .contiguous() each time",
+    ),
+    "requires_grad": (
+        torch.ones(2, 3, requires_grad=True),
+        "float32 [2, 3] with requires_grad",
+        "return it with .detach() each time",
+    ),
+    "number of tensors": ([torch.ones(2, 3), torch.ones(1)], "float32 [2, 3], float32 [1]", "return as many each time"),
+}
+
+
+@pytest.mark.parametrize("what", _BROKEN)
+def test_a_promise_of_shape_that_is_broken(ends: Any, what: str) -> None:
     channel = Channel(ends, static_shape=True)
     assert channel.carried(torch.ones(2, 3)).shape == (2, 3)
-    for wrong in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.float16), [torch.ones(2, 3), torch.ones(1)]):
-        with pytest.raises(TensorMismatchError, match=r"W1\.forward#0 is promised to keep its shape") as caught:
-            channel.writer.write(wrong)
-        assert caught.value.expected == "float32 [2, 3]"
+    wrong, given, remedy = _BROKEN[what]
+    with pytest.raises(TensorMismatchError) as caught:
+        channel.writer.write(wrong)
+    assert str(caught.value) == (
+        f"W1.forward#0 is promised to keep its {what} (_static_shape): it was float32 [2, 3] and now is {given}; "
+        f"{remedy}, or leave the promise out"
+    )
+    assert (caught.value.node, caught.value.expected, caught.value.given) == ("W1.forward#0", "float32 [2, 3]", given)
     assert channel.carried(torch.zeros(2, 3)).sum() == 0
+
+
+def test_a_promise_of_a_layout_other_than_that_of_the_shape(ends: Any) -> None:
+    channel = Channel(ends, static_shape=True)
+    assert channel.carried(torch.ones(3, 2).t()).shape == (2, 3)
+    with pytest.raises(TensorMismatchError, match=r"keep its order in memory \(_static_shape\).*with \.contiguous\(\) each time"):
+        channel.writer.write(torch.ones(2, 3))
+    with pytest.raises(TensorMismatchError, match=r"to keep its shape \(.*float32 \[2, 3\] with dim.* now is float32 \[3, 2\];"):
+        channel.writer.write(torch.ones(3, 2))
 
 
 def test_a_promise_of_one_tensor_that_is_broken(ends: Any) -> None:

@@ -37,7 +37,16 @@ def test_streams_of_their_own_exchange_the_right_values(policy: str) -> None:
     code, output = run("--policy", policy, "--executions", "20")
     assert code == 0
     for execution in range(20):
-        assert "; ".join(exchange.expected(execution)) in output
+        assert f"execution {execution}: right at both ranks: {'; '.join(exchange.expected(execution))}\n" in output
+
+
+def test_wrong_values_of_the_simulation_are_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = exchange.expected(1)
+    monkeypatch.setattr(exchange, "expected", lambda execution: given if execution else exchange.NAMES)
+    code, output = run("--executions", "2")
+    assert code == exchange.WRONG
+    assert output.endswith("and should have given rank0.make; rank1.make; rank0.add; rank1.add\n")
+    assert "right" not in output
 
 
 def test_a_shared_stream_is_refused_with_the_circle() -> None:
@@ -115,7 +124,8 @@ def test_a_rank_that_is_killed_or_leaves_is_named_and_the_other_one_ends(sent: s
 def test_cuda_without_a_gpu_is_one_line() -> None:
     code, output = run("--device", "cuda")
     assert code == exchange.FAILED
-    assert "failed: torch finds no CUDA device here" in output.splitlines()[-1]
+    assert output.startswith("failed: torch finds no CUDA device here")
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize(("version", "multi_rank", "host"), [(22809, None, "rank1"), (23000, "1", None), (23203, "1", None)])

@@ -156,7 +156,7 @@ def test_what_is_only_waited_for_leads_to_no_result() -> None:
     w, v = actor("W1"), actor("W2")
     inp = InputNode()
     lost = bind(w.forward, inp)
-    with pytest.raises(CompileError, match=r"1 calls lead to no result: W1.forward; add them"):
+    with pytest.raises(CompileError, match=r"1 call leads to no result: W1.forward; add it"):
         build(bind(v.forward, inp).after(lost))
 
 

@@ -188,7 +188,7 @@ def test_call_that_was_bound_and_dropped_is_unused() -> None:
     x = bind(w.forward, InputNode())
     bind(v.join, x, x)
     gone = "W2.join (its node is gone)"
-    refused(x, re.escape(f"1 calls lead to no result: {gone}; add them"), node=gone, remedy="MultiOutputNode")
+    refused(x, re.escape(f"1 call leads to no result: {gone}; add it"), node=gone, remedy="MultiOutputNode")
 
 
 def test_one_element_of_two_is_enough() -> None:
@@ -272,8 +272,8 @@ def test_results_that_are_not_compiled_do_not_count() -> None:
     inp = InputNode()
     x, y = bind(w.forward, inp), bind(w.scale, inp)
     other = MultiOutputNode([x, y])
-    refused(x, "1 calls lead to no result: W1.scale", node="W1.scale", remedy="MultiOutputNode")
-    refused(MultiOutputNode([x]), "1 calls lead to no result: W1.scale", node="W1.scale", remedy="MultiOutputNode")
+    refused(x, "1 call leads to no result: W1.scale", node="W1.scale", remedy="MultiOutputNode")
+    refused(MultiOutputNode([x]), "1 call leads to no result: W1.scale", node="W1.scale", remedy="MultiOutputNode")
     assert len(build(other).outputs) == 2
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from raycomm import InputNode, bind
-from raycomm.channel import moving
 from raycomm.channel.moving import move
 from raycomm.codec import Failure
+from raycomm.codec import tensor as codec_tensor
 from raycomm.graph import build
 from raycomm.options import Options
 from raycomm.plan import Place, Plan, Read, Write, lower, on_devices
@@ -50,7 +50,7 @@ def test_what_moves_keeps_its_kind_and_its_place() -> None:
 
 
 def test_a_reader_that_wants_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "has_gpu", lambda: True)
+    monkeypatch.setattr(codec_tensor, "has_gpu", lambda: True)
     monkeypatch.setattr(hinted_devices, "_GPU", "meta")
     plan = plan_with("gpu")
     read = only(plan, 2, Read)
@@ -69,7 +69,7 @@ def test_a_reader_that_wants_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_readers_that_want_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """They get copies; the value stays as it is for calls of the actor that made it, and nothing keeps the copy."""
-    monkeypatch.setattr(moving, "has_gpu", lambda: True)
+    monkeypatch.setattr(codec_tensor, "has_gpu", lambda: True)
     monkeypatch.setattr(hinted_devices, "_GPU", "cpu")
     monkeypatch.setattr(hinted_devices, "_HOST", "meta")
     plan = plan_with("cpu")
@@ -85,7 +85,7 @@ def test_readers_that_want_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_copy_that_fails_fails_the_execution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moving, "has_gpu", lambda: True)
+    monkeypatch.setattr(codec_tensor, "has_gpu", lambda: True)
     plan = plan_with("gpu")
     read = only(plan, 2, Read)
     registers: list[Any] = [None] * 4

@@ -300,7 +300,7 @@ def test_what_the_split_lacks_it_says(changes: list[Result], lacks: str, overhea
         report.show(console, report.split_table([comparison]))
     shown = capture.get()
     assert lacks in shown
-    assert ("-5.00" in shown) == (overhead == -5.0)
+    assert ("-5.00" in shown) == ("A negative overhead says nothing" in shown) == (overhead == -5.0)
 
 
 def test_without_rows_of_the_bare_transfer_the_split_says_so() -> None:

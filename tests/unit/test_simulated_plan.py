@@ -22,7 +22,7 @@ from raycomm.testing.simulated import (
     Tensor,
     simulate,
 )
-from raycomm.testing.simulated_plan import Failed
+from raycomm.testing.simulated_actor import Failed
 from tests.unit.interpret import Arguments, evaluate
 from tests.unit.sample_graphs import chain, collectives, diamond, fan_out, two_returns
 

@@ -27,6 +27,7 @@ class Strikes:
     def __init__(self) -> None:
         self.seen = 0
         self.outside = 0
+        self.wanted = False  # until somebody is there to catch them
         self._rng = random.Random(SEED)
         self._stop = threading.Event()
         signal.signal(signal.SIGINT, self._strike)
@@ -41,8 +42,9 @@ class Strikes:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _strike(self, _number: int, _frame: Any) -> None:
-        self.seen += 1
-        raise KeyboardInterrupt
+        if self.wanted:
+            self.seen += 1
+            raise KeyboardInterrupt
 
     def _run(self) -> None:
         while not self._stop.wait(self._rng.expovariate(1 / ALARM_S)):
@@ -60,6 +62,7 @@ def run(graph: Any, strikes: Strikes, rng: random.Random) -> tuple[int, int]:
     kept: list[tuple[int, Any]] = []
     checked = repeated = number = 0
     ref: Any = None
+    strikes.wanted = True
     while strikes.seen < STRIKES:
         try:
             while strikes.seen < STRIKES:
