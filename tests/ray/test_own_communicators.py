@@ -196,7 +196,7 @@ def test_what_is_no_communicator_is_refused(actors: list[Any], ranks: list[Any])
             own.RefusesToStart(pair),
             r"communicator 0 \(RefusesToStart\) of graph .*: initialize\([01]\) failed with ModuleNotFound",
         ),
-        (object(), "transport of type object of node .* is none that there is; use 'auto'.* or a communicator"),
+        (object(), "transport of type object of node .* is none that there is; use 'auto'.* or an object of Ray's"),
     ):
         with pytest.raises(CompileError, match=message):
             raycomm.compile(chain(actors, given))
