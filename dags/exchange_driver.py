@@ -175,6 +175,8 @@ class Ranks:
                     continue
                 except _core.Closed:
                     raise self._ended("during set-up") from None
+                if isinstance(answer, tuple):  # what it is at, because that takes long
+                    continue
                 if answer != READY:
                     raise ExchangeFailed(f"{self._label(process)} cannot take part: {answer}")
                 del waiting[process]

@@ -39,7 +39,8 @@ class OwnEnd:
         self._end = end
         self._kind = kind
         self._sent: deque[Event] = deque()
-        self._looking = threading.Lock()
+        self._looking = threading.Lock()  # held while code of the user's looks; so `abort` has one of its own
+        self._ending = threading.Lock()
         self._aborting: threading.Thread | None = None
         self._before_abort = before_abort
         self._failure: CommunicatorError | None = None
@@ -92,7 +93,7 @@ class OwnEnd:
     def abort(self, limit_s: float) -> None:
         """See the interface."""
         self._before_abort(self._failure or CommunicatorClosedError(f"{who(self)} aborted the communicator", **about(self)))
-        with self._looking:
+        with self._ending:
             if self._aborting is None:
                 self._aborting = threading.Thread(target=self._abort, name=f"raycomm abort {self.name}", daemon=True)
                 self._aborting.start()

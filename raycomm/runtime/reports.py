@@ -218,10 +218,12 @@ class Reports:
         pid = self._board.pid(process)
         node, at = self._board.last_call(process)
         lost = f"; execution {execution} will give no result" if execution is not None else ""
+        lives = reason == _core.CLOSED_FAILED and bool(self._last_words(process))  # its loop alone has ended, and said why
+        then = "with it once it has restarted" if not lives else "with it once that is mended"
         return _error(
             ray_errors.ActorDiedError,
             f"actor {label} (pid {pid}) of graph {self._name!r} {self._end_of(reason, process)}{lost}. The other actors are "
-            "free; tear the graph down and compile a new one without it, or with it once it has restarted",
+            f"free; tear the graph down and compile a new one without it, or {then}",
             graph=self._name,
             actor=label,
             actor_id=self._actor_ids.get(process),
