@@ -60,7 +60,7 @@ def given(kind: Any, actors: list[Any]) -> Any:
         (rude.HangsInAbort, "HangsInAbort.send failed with OSError: the cable is out"),
         (rude.ExitsInSend, "SystemExit: leaving"),
         (rude.ExitsInRaysSend, "send to rank 1 at rank 0 of link 0 .* failed in ExitsInRaysSend: SystemExit: leaving"),
-        (rude.PollFails, "rank [01] of link 0 of graph 'rude' .*: PollFails.poll failed with OSError: poll broke"),
+        (rude.PollFails, "rank [01] of link 0 of graph 'rude' .*: PollFails.(poll|send|recv) failed with OSError: poll broke"),
         (rude.EventFails, "receiving TensorsBody.*make#0 from TensorsBody.* failed: OSError: event broke"),
         (rude.ReceivesLess, r"ReceivesLess was to receive int64 \[1000\] and gives int64 \[10\]"),
         (rude.ReceivesElsewhere, "ReceivesElsewhere gives a tensor of meta, which is not on its device"),

@@ -112,6 +112,9 @@ class PretendGpu(CudaDevice):
     def use(self) -> None:
         pass
 
+    def close(self) -> None:
+        self._streams.clear()
+
     @contextmanager
     def selected(self) -> Iterator[None]:  # type: ignore[override]
         yield
