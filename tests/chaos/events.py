@@ -110,7 +110,7 @@ class Faulty(Event):
         victim = rng.choice(self.spec.actors)
         point = rng.choice(list(Point))
         at_call = point in (Point.BEFORE_CALL, Point.AFTER_CALL)
-        setup = point in (Point.SETUP_BEGIN, Point.SETUP_ARENA, Point.SETUP_READY)
+        setup = point.name.startswith("SETUP_")
         in_execution = not setup and point is not Point.LEAVING
         mark = f"fault {rng.getrandbits(32)}"
         actions: list[Any] = [Kill(), Kill(), Exit(rng.choice((0, 1))), Sleep(rng.choice((0.001, 0.1)))]
