@@ -7,17 +7,14 @@ ratios are what counts. Exit code 0: the run went through, whatever it measured.
 from __future__ import annotations
 
 import enum
-import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from microbench import report
+from microbench import console as display
+from microbench.command import BenchRun, JsonPath, refuse
 from microbench.gpu_found import look_for_gpus
 from microbench.gpu_rows import GPU_ROWS, TORCH, GpuRow, Gpus, plan_gpu_turns
 from microbench.harness import FULL, QUICK, Result, Rounds, Turn
@@ -103,12 +100,6 @@ def describe_device(device: Device, rows: Sequence[Row | GpuRow], found: Gpus | 
     return {"device": "cpu"}, f"cpu ({found})" if isinstance(found, str) else "cpu"
 
 
-def refuse(text: str) -> NoReturn:
-    """One line on stderr, exit code 2."""
-    print(text, file=sys.stderr)
-    raise typer.Exit(2)
-
-
 def main(
     device: Annotated[
         Device, typer.Option(help="auto: CPU rows, then GPU rows where there is a GPU. simulated: GPU rows without one.")
@@ -116,7 +107,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Short rounds: under 90 s for the CPU rows.")] = False,
     rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
     rivals: Annotated[Rivals, typer.Option(help="What to compare with.")] = Rivals.RAY,
-    json: Annotated[Path | None, typer.Option(help="Write the result to this file.", metavar="PATH")] = None,
+    json: JsonPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
 ) -> None:
     """Measures compiled actor graphs: raycomm beside Ray Compiled Graphs, a plain actor call and the native floor."""
@@ -131,53 +122,31 @@ def main(
     parts = plan_parts(chosen, rivals, device, gpus)
     if not parts:
         refuse(f"--rows: with --rivals none nothing is left of {', '.join(row.name for row in chosen)}")
-    if json is not None:
-        try:
-            report.check_writable(json)
-        except OSError as error:
-            refuse(f"--json: cannot write {json}: {error.strerror}")
-
-    console = report.make_console()
-    facts, line = describe_device(device, chosen, found)
-    machine = report.describe_machine() | facts
-    console.print(report.machine_line(machine), markup=False)
-    console.print(f"device: {line}", markup=False, soft_wrap=True)
-
     effort = QUICK if quick else FULL
-    # A plain SIGTERM would end this process and skip the clean-up of its children.
-    signal.signal(signal.SIGTERM, _terminate)
+    facts, line = describe_device(device, chosen, found)
     results: list[Result] = []
-    try:
-        with report.LiveProgress(console, sum(part.steps(rounds, effort.idle_rounds) for part in parts)) as progress:
+    with BenchRun("accelerated_dag", json, facts) as run:
+        run.console.print(f"device: {line}", markup=False, soft_wrap=True)
+        with display.LiveProgress(run.console, sum(part.steps(rounds, effort.idle_rounds) for part in parts)) as progress:
             for part in parts:
                 with BenchProcess(part.serves) as process:
                     measured = Rounds(process, effort, progress, part.once).run(part.turns, rounds)
                 results += _in_order([*measured, *part.left_out])
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-    report.show(console, report.results_table(results))
-    if comparisons := split(results):
-        report.show(console, report.split_table(comparisons))
-    if rivals is Rivals.RAY:
-        names = {result["row"] for result in results}
-        verdicts = [verdict for verdict in judge(results) if verdict.row in names]
-        if any(row in RATIOS for row in names):
-            report.show(console, report.ratios_table(verdicts))
-    if json is not None:
-        report.write_json(json, machine, results)
-        console.print(f"written: {json}", markup=False)
+        display.show(run.console, display.results_table(results))
+        if comparisons := split(results):
+            display.show(run.console, display.split_table(comparisons))
+        if rivals is Rivals.RAY:
+            names = {result["row"] for result in results}
+            verdicts = [verdict for verdict in judge(results) if verdict.row in names]
+            if any(row in RATIOS for row in names):
+                display.show(run.console, display.ratios_table(verdicts))
+        run.write(results)
 
 
 def _in_order(results: Sequence[Result]) -> list[Result]:
     """Those of GPU rows by row, measured or left out; the others as they are."""
     places = {name: place for place, name in enumerate(GPU_ROWS)}
     return sorted(results, key=lambda result: places.get(result["row"], -1))
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -5,31 +5,20 @@ Exit code 0: nothing does. 1: something does, each named on a line. 2: not a res
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from microbench.targets import SchemaError, judge, validate
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a result file. Raises `SchemaError` with one line when it cannot be read."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SchemaError(error.strerror or str(error)) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SchemaError(f"not JSON: {error}") from error
-    return validate(document)
+from microbench.document import SchemaError, read
+from microbench.targets import judge
 
 
 def main(result: Annotated[Path, typer.Argument(help="A file written by --json.", metavar="RESULT.json")]) -> None:
     """Lists what falls short of the targets; exits 1 if anything does."""
     try:
-        rows = read(result)
+        rows = read(result)["rows"]
     except SchemaError as error:
         print(f"{result}: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

@@ -4,7 +4,7 @@ A *turn* is one system measuring its rows on one topology in one round. Rounds a
 machine that slows down half way slows both systems, and what is reported is the median of the rounds' figures: one
 disturbed round moves nothing.
 
-Every figure's key names its unit: `p50_us`, `p99_us`, `mean_us`, `per_s`, `cpu_percent`; `count` is the number of calls.
+Every figure's key names its unit: `p50_us`, `p99_us`, `mean_us`, `std_us`, `per_s`, `cpu_percent`; `count` counts the calls.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Effort:
 FULL = Effort(0.5, 2.0, 10, 200_000, 50_000, idle_s=5.0, idle_rounds=3, turn_limit_s=240.0)
 QUICK = Effort(0.05, 0.15, 3, 20_000, 5_000, idle_s=3.0, idle_rounds=1, turn_limit_s=60.0)
 
+BANDS = ("p50_us", "mean_us", "call_mean_us", "per_s", "cpu_percent")
+
 CLOSE_LIMIT_S = 15.0
 WARMUP_MIN_CALLS = 1  # a slow row has had its first call, the checked one, before
 
@@ -61,18 +63,24 @@ def latency(samples_ns: Iterable[int]) -> Measurement:
         "p50_us": statistics.median(ordered) / 1e3,
         "p99_us": percentile(ordered, 99) / 1e3,
         "mean_us": statistics.fmean(ordered) / 1e3,
+        "std_us": statistics.pstdev(ordered) / 1e3,
         "count": len(ordered),
     }
 
 
 def median_of_rounds(rounds: Sequence[Measurement]) -> Measurement:
-    """The median of each figure over the rounds; `count` is summed, `rounds` says how many there were."""
+    """The median of each figure over the rounds; `count` is summed, `rounds` says how many there were.
+
+    Of those in `BANDS` also the lowest and the highest, as `p50_us_low` and so on: what `microbench.compare` takes for noise.
+    """
     if not rounds:
         raise ValueError("no rounds")
     merged: Measurement = {}
     for key in rounds[0]:
         values = [measurement[key] for measurement in rounds]
         merged[key] = sum(values) if key == "count" else statistics.median(values)
+        if key in BANDS and len(rounds) > 1:
+            merged[f"{key}_low"], merged[f"{key}_high"] = min(values), max(values)
     merged["rounds"] = len(rounds)
     return merged
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from microbench.rows import NATIVE, RAY_GRAPH, RAYCOMM, ROWS, Kind
 
-SCHEMA = 1
-
 
 @dataclass(frozen=True)
 class Target:
@@ -48,10 +46,6 @@ IDLE_ROW = "idle_cpu_percent"
 IDLE_LIMIT_PERCENT = 1.0  # of one core, for the busiest process
 
 
-class SchemaError(ValueError):
-    """Not a result this version can read."""
-
-
 @dataclass(frozen=True)
 class Verdict:
     """One requirement and how it was met. `aim_met` is None where there is no aim beyond the must."""
@@ -62,23 +56,6 @@ class Verdict:
     must_met: bool
     aim_met: bool | None = None
     ratio: float | None = None
-
-
-def validate(document: Any) -> list[dict[str, Any]]:
-    """The rows of a result document. Raises `SchemaError` when it is not one of schema 1."""
-    if not isinstance(document, dict):
-        raise SchemaError("the top level is not an object")
-    if document.get("schema") != SCHEMA or isinstance(document.get("schema"), bool):
-        raise SchemaError(f"schema {document.get('schema')!r}; this version reads schema {SCHEMA}")
-    if not isinstance(document.get("machine"), dict):
-        raise SchemaError("'machine' is not an object")
-    rows = document.get("rows")
-    if not isinstance(rows, list):
-        raise SchemaError("'rows' is not a list")
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("row", "system")):
-            raise SchemaError(f"rows[{index}] has no 'row' and 'system' names")
-    return rows
 
 
 def judge(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:

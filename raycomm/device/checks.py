@@ -84,6 +84,17 @@ def check_buffer(communicator: Communicator, into: Tensor, shape: Shape, dtype: 
         raise TensorMismatchError(text, expected=expected, given=given, **about(communicator, peer))
 
 
+def check_dimension(communicator: Communicator, tensor: Tensor) -> None:
+    """Refuse a tensor that has no dimension to put others after it along.
+
+    Raises:
+        TensorMismatchError
+    """
+    if not len(tensor.shape):
+        text = f"allgather at {who(communicator)} puts tensors one after the other, was given one without dimensions"
+        raise TensorMismatchError(text, expected="a dimension", given="none", **about(communicator))
+
+
 def check_parts(communicator: Communicator, tensor: Tensor) -> None:
     """Refuse a tensor that cannot be divided among the ranks.
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 
 from raycomm.device.base import OwnStream, Shape, shape_text
-from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_stream, check_tensor, who
+from raycomm.device.checks import about, check_buffer, check_dimension, check_parts, check_peer, check_stream, check_tensor, who
 from raycomm.device.combining import combine
 from raycomm.device.communicator import Received, Use, chosen_stream
 from raycomm.device.cpu import CpuDevice, CpuEvent, CpuStream
@@ -155,9 +155,7 @@ class GlooCommunicator:
 
     def allgather(self, tensor: torch.Tensor, *, stream: OwnStream | None = None) -> Received:
         """Launch an allgather. See the interface."""
-        if not tensor.shape:
-            text = f"allgather at {who(self)} puts tensors one after the other, was given one without dimensions"
-            raise TensorMismatchError(text, expected="a dimension", given="none", **about(self))
+        check_dimension(self, tensor)
         return self._collective("allgather", tensor, (tensor.shape[0] * self.size, *tensor.shape[1:]), stream)
 
     def reducescatter(self, tensor: torch.Tensor, op: str = "sum", *, stream: OwnStream | None = None) -> Received:

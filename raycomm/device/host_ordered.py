@@ -14,6 +14,7 @@ import torch
 
 from raycomm.device.base import Shape
 from raycomm.device.cpu import CpuDevice, CpuStream
+from raycomm.errors import CommunicatorClosedError
 
 
 class Done(threading.Event):
@@ -40,22 +41,22 @@ class CallThread:
         self._stopped = False
 
     def call(self, work: Callable[[], object]) -> Done:
-        """Have `work` called after what was given before; its end."""
-        done = Done()
+        """Have `work` called after what was given before; its end.
+
+        Raises:
+            CommunicatorClosedError: it was stopped.
+        """
         with self._changed:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"raycomm {self._name}", daemon=True)
-                self._thread.start()
-            self._waiting.append((work, done))
-            self._changed.notify()
-        return done
+            if self._stopped:
+                raise CommunicatorClosedError(f"{self._name} is closed", communicator=self._name)
+            return self._add(work)
 
     def call_if_idle(self, work: Callable[[], object]) -> Done | None:
-        """The same, if nothing is under way and nothing waits."""
+        """The same, if it runs, nothing is under way and nothing waits; else None, and `work` is not called."""
         with self._changed:
-            if self._busy or self._waiting or self._thread is None:
+            if self._stopped or self._busy or self._waiting or self._thread is None:
                 return None
-        return self.call(work)
+            return self._add(work)
 
     def stop(self) -> None:
         """No more calls after those that wait."""
@@ -63,6 +64,15 @@ class CallThread:
             self._stopped = True
             self._changed.notify()
         self.first.set()
+
+    def _add(self, work: Callable[[], object]) -> Done:
+        done = Done()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"raycomm {self._name}", daemon=True)
+            self._thread.start()
+        self._waiting.append((work, done))
+        self._changed.notify()
+        return done
 
     def _run(self) -> None:
         if self._place.type != "cpu":

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from raycomm.device.base import OwnStream, Shape, shape_text
-from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_stream, check_tensor, who
+from raycomm.device.checks import about, check_buffer, check_dimension, check_parts, check_peer, check_stream, check_tensor, who
 from raycomm.device.combining import combine
 from raycomm.device.communicator import Received, Use, chosen_stream
 from raycomm.device.cuda import CudaDevice, CudaEvent, CudaStream
@@ -28,7 +28,6 @@ from raycomm.errors import (
     CommunicatorClosedError,
     CommunicatorError,
     RankMissingError,
-    TensorMismatchError,
 )
 
 _SETUP_S = 60.0  # For the first operation of a communicator that was not warmed up.
@@ -157,9 +156,7 @@ class NcclCommunicator:
     def allgather(self, tensor: torch.Tensor, *, stream: OwnStream | None = None) -> Received:
         """Launch an allgather. See the interface."""
         check_tensor(self, tensor)
-        if not tensor.shape:
-            text = f"allgather at {who(self)} puts tensors one after the other, was given one without dimensions"
-            raise TensorMismatchError(text, expected="a dimension", given="none", **about(self))
+        check_dimension(self, tensor)
         on = self._stream(Use.COLLECTIVE, stream, None)
         out = self.device.allocate((tensor.shape[0] * self.size, *tensor.shape[1:]), tensor.dtype, on)
         return Received(out, self._gather("allgather", tensor, out, on))

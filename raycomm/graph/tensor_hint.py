@@ -53,8 +53,8 @@ class TensorHint:
             remedy = "use 'default', 'cpu' or 'gpu' (or 'cuda')"
             _refuse(node, f"device {device!r:.80} of node {node} is none that there is", remedy)
         if (kind, place) in _APART:
-            word = repr(str(kind)) if own is None else own.name
-            problem = f"transport {word} and device {str(place)!r} of node {node} exclude each other"
+            word = repr(transport if isinstance(transport, str) else str(kind)) if own is None else own.name
+            problem = f"transport {word} and device {device!r} of node {node} exclude each other"
             _refuse(node, problem, _APART[kind, place])
         return cls(kind, place, bool(static_shape), bool(direct_return), own)
 

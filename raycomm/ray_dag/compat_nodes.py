@@ -30,9 +30,6 @@ class CompatAdapter(RayDagAdapter):
         communicator: for edges that ask for an accelerator and name none, and for collectives that name none.
     """
 
-    def __init__(self, communicator: Any = None) -> None:
-        super().__init__(communicator)
-
     def describe(self, node: object) -> View:
         """The view of a `ray.dag` node."""
         view = super().describe(node)

@@ -31,7 +31,17 @@ from raycomm.observe.board import Board
 from raycomm.options import LoopThread, Options
 from raycomm.plan import Place, Plan, lower, on_devices, verify
 from raycomm.runtime.actor_thread import lend_thread
-from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, Prepared, address_channel, report_channel, ring_slots, rings_of
+from raycomm.runtime.blueprint import (
+    AT,
+    DRIVER,
+    READY,
+    Blueprint,
+    Prepared,
+    address_channel,
+    report_channel,
+    ring_slots,
+    rings_of,
+)
 from raycomm.runtime.conversation import BUSY, Conversation
 from raycomm.runtime.coroutines import on_event_loop
 from raycomm.runtime.driver import CompiledGraph
@@ -300,7 +310,7 @@ class _SetUp:
                     continue
                 except _core.Closed:
                     raise self._actors.died(self._arena.closed[1], "it ended during set-up") from None
-                if isinstance(answer, tuple):
+                if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == AT:
                     at[process] = f"{self._label(process)} is in {answer[1]}"
                     continue
                 if answer != READY:

@@ -27,7 +27,7 @@ import torch
 from ray.experimental.util.types import ReduceOp
 
 from raycomm.device.base import OwnStream, Shape, shape_text
-from raycomm.device.checks import about, check_buffer, check_parts, check_peer, check_stream, check_tensor, who
+from raycomm.device.checks import about, check_buffer, check_dimension, check_parts, check_peer, check_stream, check_tensor, who
 from raycomm.device.communicator import Received, Use, chosen_stream
 from raycomm.device.cpu import CpuEvent
 from raycomm.device.host_ordered import CallThread, HostOrdered, HostStream
@@ -40,6 +40,9 @@ _CPU = "cpu"
 
 class RayCommunicator:
     """The whole of it, at one rank.
+
+    Three waits here know no limit, for the object's own `initialize` and `destroy` end when they like. They are in daemon threads
+    that nobody waits for without one: the actor's set-up, which the driver gives up, and the thread that `destroy` starts.
 
     Args:
         theirs: the object.
@@ -173,9 +176,7 @@ class RayPart:
 
     def allgather(self, tensor: torch.Tensor, *, stream: OwnStream | None = None) -> Received:
         """Launch an allgather. See the interface."""
-        if not tensor.shape:
-            text = f"allgather at {who(self)} puts tensors one after the other, was given one without dimensions"
-            raise TensorMismatchError(text, expected="a dimension", given="none", **about(self))
+        check_dimension(self, tensor)
         return self._collective("allgather", tensor, (tensor.shape[0] * self.size, *tensor.shape[1:]), stream)
 
     def reducescatter(self, tensor: torch.Tensor, op: str = "sum", *, stream: OwnStream | None = None) -> Received:

@@ -291,12 +291,18 @@ def test_two_actors_share_the_memory_without_hoarding(actors: list[Any], in_flig
 
 
 def test_free_memory_of_a_process_that_computes_is_waited_for(actors: list[Any], gate: Gate) -> None:
+    """The other asks for it only once the first is in its method: one that still waits to read gives it back."""
+    asks = Gate(gate.path + ".asks")
     with InputNode() as x:
-        node = MultiOutputNode([bind(actors[0].ones_at_gate, x[0], x[2]), bind(actors[1].ones, x[1])])
+        node = MultiOutputNode([bind(actors[0].ones_at_gate, x[0], x[2]), bind(actors[1].ones_at_gate, x[1], x[3])])
     with raycomm.compile(node, shm_limit_bytes=8 * _MIB) as graph:
-        assert [ref.get(PATIENCE_S).nbytes for ref in graph.execute(6, 0, "")] == [6 * _MIB, 0]
-        refs = graph.execute(1, 6, gate.path)
-        gate.wait_entered()
+        assert [ref.get(PATIENCE_S).nbytes for ref in graph.execute(6, 0, "", "")] == [6 * _MIB, 0]
+        refs = graph.execute(1, 6, gate.path, asks.path)
+        try:
+            gate.wait_entered()
+            asks.wait_entered()
+        finally:
+            asks.open()
         until_memory_is_waited_for(graph)
         with pytest.raises(ChannelTimeoutError):
             refs[1].get(timeout=2)

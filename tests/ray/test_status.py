@@ -77,6 +77,7 @@ def test_computing_and_waiting_to_read(workers: list[Any], gate: Gate) -> None:
 def test_a_plain_call_counts_as_no_state(workers: list[Any], gate: Gate) -> None:
     """What an actor does outside the graph is not shown as a computing node."""
     with raycomm.compile(chain(workers[0].echo)) as graph:
+        until(lambda: row(graph, 1).state is State.READING, "the loop has begun")
         plain = workers[0].hold.remote(1, gate.path)
         gate.wait_entered()
         assert row(graph, 1).state is State.READING

@@ -13,8 +13,9 @@ from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
-from microbench import accelerated_dag_gpu, check, report
+from microbench import accelerated_dag_gpu, check, console, document
 from microbench.accelerated_dag_gpu import Rivals, plan_turns
+from microbench.document import SchemaError, validate
 from microbench.harness import (
     QUICK,
     Effort,
@@ -27,7 +28,7 @@ from microbench.harness import (
     time_throughput,
 )
 from microbench.rows import NATIVE, RAY_CALL, RAY_GRAPH, RAYCOMM, ROWS, Kind, Topology, same, select
-from microbench.targets import RATIOS, SchemaError, judge, validate
+from microbench.targets import RATIOS, judge
 
 BRIEF = Effort(0.0, 0.0, 4, 100, 10, idle_s=0.0, idle_rounds=1, turn_limit_s=30.0)
 
@@ -58,12 +59,14 @@ def test_percentile_of_nothing() -> None:
 
 
 def test_latency_turns_nanoseconds_into_microseconds() -> None:
-    assert latency([3000, 1000, 2000, 10_000]) == {"p50_us": 2.5, "p99_us": 10.0, "mean_us": 4.0, "count": 4}
+    std = pytest.approx(12.5**0.5)
+    assert latency([3000, 1000, 2000, 10_000]) == {"p50_us": 2.5, "p99_us": 10.0, "mean_us": 4.0, "std_us": std, "count": 4}
 
 
 def test_one_bad_round_does_not_move_the_median() -> None:
     rounds: list[Measurement] = [{"p50_us": value, "count": 10} for value in (5.0, 900.0, 6.0)]
-    assert median_of_rounds(rounds) == {"p50_us": 6.0, "count": 30, "rounds": 3}
+    band = {"p50_us_low": 5.0, "p50_us_high": 900.0}
+    assert median_of_rounds(rounds) == {"p50_us": 6.0, **band, "count": 30, "rounds": 3}
 
 
 def test_time_calls_makes_the_least_number_of_calls() -> None:
@@ -268,18 +271,18 @@ def invoke(main: Any, *args: str) -> tuple[int, str, str]:
 
 def test_check_passes_what_the_writer_wrote(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    report.write_json(path, report.describe_machine(), passing())
-    document = json.loads(path.read_text())
-    assert list(document) == ["schema", "machine", "rows"]
-    assert document["schema"] == 1
-    assert {"cpu", "cores", "kernel", "python", "ray", "torch", "raycomm", "date"} <= set(document["machine"])
+    document.write_json(path, "x", document.describe_machine(), passing())
+    written = json.loads(path.read_text())
+    assert list(written) == ["schema", "bench", "machine", "rows"]
+    assert (written["schema"], written["bench"]) == (1, "x")
+    assert {"cpu", "cores", "kernel", "python", "ray", "torch", "raycomm", "date"} <= set(written["machine"])
     code, out, _ = invoke(check.main, str(path))
     assert (code, out.count("\n")) == (0, 1)
 
 
 def test_check_names_what_is_short(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    report.write_json(path, {}, [row for row in passing() if row["row"] != "chain4_tensor_16MiB"])
+    document.write_json(path, "x", {}, [row for row in passing() if row["row"] != "chain4_tensor_16MiB"])
     code, out, _ = invoke(check.main, str(path))
     assert code == 1
     assert out.startswith("short: chain4_tensor_16MiB: at least 15x")
@@ -332,19 +335,19 @@ def test_bad_input_is_refused_before_anything_runs(args: list[str], wanted: str)
 
 
 def test_checking_a_path_leaves_no_trace(tmp_path: Path) -> None:
-    report.check_writable(tmp_path / "new.json")
+    document.check_writable(tmp_path / "new.json")
     assert not (tmp_path / "new.json").exists()
     (tmp_path / "old.json").write_text("kept")
-    report.check_writable(tmp_path / "old.json")
+    document.check_writable(tmp_path / "old.json")
     assert (tmp_path / "old.json").read_text() == "kept"
 
 
 def test_tables_show_failures_and_figures() -> None:
-    console = Console(width=80)
+    terminal = Console(width=80)
     rows = [*passing(), {"row": "channel_pingpong_8B", "system": RAYCOMM, "error": "[red]hung"}]
-    with console.capture() as capture:
-        report.show(console, report.results_table(rows))
-        report.show(console, report.ratios_table(judge(rows)))
+    with terminal.capture() as capture:
+        console.show(terminal, console.results_table(rows))
+        console.show(terminal, console.ratios_table(judge(rows)))
     shown = capture.get()
     assert "[red]hung" in shown
     assert "40.0x" in shown

@@ -16,8 +16,9 @@ from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
-from microbench import accelerated_dag_gpu, report
+from microbench import accelerated_dag_gpu, command, console
 from microbench.accelerated_dag_gpu import NOTHING_OF_GPUS, Device, Rivals, plan_parts, rows_of
+from microbench.document import validate
 from microbench.gpu_found import Looker, look_for_gpus
 from microbench.gpu_rows import GPU_ROWS, SHAPES, TORCH, Gpus, Wiring, plan_gpu_turns
 from microbench.gpu_session import Simulated
@@ -28,7 +29,7 @@ from microbench.rivals.gpu_workers import Bare, GpuActors
 from microbench.rows import RAY_GRAPH, RAYCOMM, ROWS, select
 from microbench.session import WrongResult
 from microbench.split import split
-from microbench.targets import judge, validate
+from microbench.targets import judge
 
 DAG = "exec_ray_dag_gpu_nccl"
 NO_GPU = "this machine cannot run the GPU rows: it has no GPU; docs/gpu.md says what it needs; or use --device simulated"
@@ -192,7 +193,7 @@ class MadeUp:
 def invoke(monkeypatch: pytest.MonkeyPatch, found: Gpus | str, *args: str) -> tuple[int, str, str]:
     monkeypatch.setattr(accelerated_dag_gpu, "look_for_gpus", lambda: found)
     monkeypatch.setattr(accelerated_dag_gpu, "Rounds", MadeUp)
-    monkeypatch.setattr(accelerated_dag_gpu.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     app = Typer()
     app.command()(accelerated_dag_gpu.main)
     result = CliRunner().invoke(app, list(args))
@@ -295,9 +296,9 @@ def test_what_the_split_lacks_it_says(changes: list[Result], lacks: str, overhea
     assert theirs is not None
     assert (theirs.lacks, theirs.overhead_us) == (lacks, overhead)
     assert (comparison.ratio is None) == (overhead is None or overhead < 0)
-    console = Console(width=140)
-    with console.capture() as capture:
-        report.show(console, report.split_table([comparison]))
+    terminal = Console(width=140)
+    with terminal.capture() as capture:
+        console.show(terminal, console.split_table([comparison]))
     shown = capture.get()
     assert lacks in shown
     assert ("-5.00" in shown) == ("A negative overhead says nothing" in shown) == (overhead == -5.0)
@@ -341,7 +342,8 @@ def test_a_bare_receive_of_something_else_is_noticed() -> None:
 
     pool: Any = GpuActors
     sent = Sent(pool)
-    assert measure(sent, "exec_nccl_gpu_1x1") == {"p50_us": 1.0, "p99_us": 1.0, "mean_us": 1.0, "count": BRIEF.min_calls}
+    figures = {"p50_us": 1.0, "p99_us": 1.0, "mean_us": 1.0, "std_us": 0.0, "count": BRIEF.min_calls}
+    assert measure(sent, "exec_nccl_gpu_1x1") == figures
     sent.wrong = True
     with pytest.raises(WrongResult, match=r"received \[1\.0, 0\.0\] where 1 was sent"):
         measure(sent, "exec_nccl_gpu_1x1")

@@ -1,16 +1,9 @@
-"""What a bench shows and writes: the machine, the run while it runs, the tables, the JSON document."""
+"""What a bench shows: the run while it runs, and tables."""
 
 from __future__ import annotations
 
-import datetime
-import importlib
-import importlib.metadata
-import json
-import os
-import platform
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,63 +14,11 @@ from rich.table import Table
 
 from microbench.harness import Measurement, Result, Turn
 from microbench.split import Comparison
-from microbench.targets import SCHEMA, Verdict
+from microbench.targets import Verdict
 
 MEASURED_WIDTH = 48  # columns; an error's whole text was printed when it happened
 TABLE_WIDTH = 120  # columns a table needs at the least
 PLAIN_WIDTH = 140  # columns where the output is no terminal and has no width of its own
-
-
-def describe_machine() -> dict[str, Any]:
-    """What the figures depend on; without it two results cannot be compared."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "arch": platform.machine(),
-        "python": platform.python_version(),
-        "ray": _version("ray"),
-        "torch": _version("torch"),
-        "raycomm": _version("raycomm"),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _cpu_model() -> str:
-    # arm64 kernels have no "model name" line.
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    # A checkout on the path is importable without being installed.
-    try:
-        return str(getattr(importlib.import_module(package), "__version__", "not installed"))
-    except ImportError:
-        return "not installed"
-
-
-def check_writable(path: Path) -> None:
-    """Raises `OSError` when the file cannot be written; leaves it as it was. A run of minutes should not end there."""
-    existed = path.exists()
-    with path.open("ab"):
-        pass
-    if not existed:
-        path.unlink()
-
-
-def write_json(path: Path, machine: Mapping[str, Any], rows: Sequence[Result]) -> None:
-    """Writes a result document of schema 1."""
-    document = {"schema": SCHEMA, "machine": dict(machine), "rows": list(rows)}
-    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -94,10 +35,10 @@ def show(console: Console, table: Table) -> None:
     console.width = width
 
 
-class LiveProgress:
-    """Progress of a run: a bar on a terminal, a line per row elsewhere. Use as a context manager."""
+class Steps:
+    """Progress of a run of so many steps: a bar on a terminal, a line per step elsewhere. Use as a context manager."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, total: int) -> None:
         self._console = console
         columns = (rich.progress.BarColumn(), rich.progress.MofNCompleteColumn(), rich.progress.TimeElapsedColumn())
         self._bar = rich.progress.Progress(
@@ -107,26 +48,21 @@ class LiveProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("starting", total=steps)
-        self._turn = ""
+        self._task = self._bar.add_task("starting", total=total)
+        self._what = ""
         self._start = time.monotonic()
 
-    def turn(self, number: int, rounds: int, turn: Turn) -> None:
-        self._turn = f"round {number + 1}/{rounds}  {turn.topology}  {turn.system}"
-        self._bar.update(self._task, description=self._turn)
+    def begin(self, what: str) -> None:
+        """Show what is done now."""
+        self._what = what
+        self._bar.update(self._task, description=what)
 
-    def measured(self, row: str, system: str, measurement: Measurement) -> None:
+    def end(self, came: str, *, failed: bool = False) -> None:
+        """One step is over. On a terminal the bar says enough, since a table follows; a failure is told everywhere."""
         self._bar.update(self._task, advance=1)
-        # On a terminal the bar says enough, and the table follows.
-        if not self._console.is_terminal:
-            self._line(f"{row}  {brief(measurement)}")
-
-    def failed(self, row: str, system: str, error: str) -> None:
-        self._bar.update(self._task, advance=1)
-        self._line(f"{row}  failed: {error}")
-
-    def _line(self, text: str) -> None:
-        self._console.print(f"{time.monotonic() - self._start:6.1f} s  {self._turn}  {text}", markup=False, soft_wrap=True)
+        if failed or not self._console.is_terminal:
+            text = f"{time.monotonic() - self._start:6.1f} s  {self._what}  {came}"
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -134,6 +70,19 @@ class LiveProgress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.stop()
+
+
+class LiveProgress(Steps):
+    """The steps of interleaved rounds. See `microbench.harness.Progress`."""
+
+    def turn(self, number: int, rounds: int, turn: Turn) -> None:
+        self.begin(f"round {number + 1}/{rounds}  {turn.topology}  {turn.system}")
+
+    def measured(self, row: str, system: str, measurement: Measurement) -> None:
+        self.end(f"{row}  {brief(measurement)}")
+
+    def failed(self, row: str, system: str, error: str) -> None:
+        self.end(f"{row}  failed: {error}", failed=True)
 
 
 def brief(measurement: Mapping[str, Any]) -> str:
@@ -205,9 +154,3 @@ def split_table(comparisons: Sequence[Comparison]) -> Table:
 
 def _signed(value: float | None) -> str:
     return f"-{number(-value)}" if value is not None and value < 0 else number(value)
-
-
-def machine_line(machine: Mapping[str, Any]) -> str:
-    """The machine in one line."""
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "ray", "torch", "raycomm"))
-    return f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; {versions}; {machine['date']}"

@@ -1,0 +1,76 @@
+"""What the command lines of the benches share: the machine first, one clear line for bad input, the JSON document at the end.
+
+    with BenchRun("serializer", json) as run:
+        rows = measure(run.console)
+        run.write(rows)
+
+Exit code 0: the run went through, whatever it measured. 2: bad input. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Annotated, Any, NoReturn, Self
+
+import typer
+
+from microbench import console as display
+from microbench import document
+from microbench.harness import Result
+
+JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", metavar="PATH")]
+
+
+def refuse(text: str) -> NoReturn:
+    """One line on stderr, exit code 2."""
+    print(text, file=sys.stderr)
+    raise typer.Exit(2)
+
+
+class BenchRun:
+    """One run of a bench. Use as a context manager; SIGINT and SIGTERM leave it with exit code 130, and nothing is written.
+
+    Args:
+        bench: its name, for the document.
+        json: where to write the result, if anywhere.
+        facts: what else the figures depend on, told of the machine.
+
+    Raises:
+        typer.Exit: `json` cannot be written.
+    """
+
+    def __init__(self, bench: str, json: Path | None, facts: Mapping[str, Any] | None = None) -> None:
+        self.bench = bench
+        self.console = display.make_console()
+        self.machine = document.describe_machine() | dict(facts or {})
+        self._json = json
+        if json is not None:
+            try:
+                document.check_writable(json)
+            except OSError as error:
+                refuse(f"--json: cannot write {json}: {error.strerror}")
+
+    def write(self, rows: Sequence[Result]) -> None:
+        """Write the document, if one was asked for."""
+        if self._json is not None:
+            document.write_json(self._json, self.bench, self.machine, rows)
+            self.console.print(f"written: {self._json}", markup=False)
+
+    def __enter__(self) -> Self:
+        # A plain SIGTERM would end this process and skip the clean-up of its children.
+        signal.signal(signal.SIGTERM, _terminate)
+        self.console.print(document.machine_line(self.machine), markup=False)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            print("interrupted: nothing was written", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,115 @@
+"""The JSON document that every bench writes, and what it says of the machine.
+
+    {"schema": 1, "bench": "broadcast", "machine": {...}, "rows": [{"row": ..., "system": ..., figures}, ...]}
+
+A row that failed has an "error" in place of figures, one that cannot run here a "left_out", which says what it needs. Figures are
+those of `microbench.harness`, units in their names.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from microbench.harness import Result
+
+SCHEMA = 1
+
+
+class SchemaError(ValueError):
+    """Not a result document of this schema; the text says why."""
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the figures depend on; without it two results cannot be compared."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "python": platform.python_version(),
+        "ray": _version("ray"),
+        "torch": _version("torch"),
+        "raycomm": _version("raycomm"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu_model() -> str:
+    # arm64 kernels have no "model name" line.
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    # A checkout on the path is importable without being installed.
+    try:
+        return str(getattr(importlib.import_module(package), "__version__", "not installed"))
+    except ImportError:
+        return "not installed"
+
+
+def check_writable(path: Path) -> None:
+    """Raises `OSError` when the file cannot be written; leaves it as it was. A run of minutes should not end there."""
+    existed = path.exists()
+    with path.open("ab"):
+        pass
+    if not existed:
+        path.unlink()
+
+
+def write_json(path: Path, bench: str, machine: Mapping[str, Any], rows: Sequence[Result]) -> None:
+    """Writes the result document of a bench."""
+    document = {"schema": SCHEMA, "bench": bench, "machine": dict(machine), "rows": list(rows)}
+    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The document in a file, validated. Raises `SchemaError` with one line when it cannot be read."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SchemaError(error.strerror or str(error)) from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SchemaError(f"not JSON: {error}") from error
+    validate(document)
+    assert isinstance(document, dict)
+    return document
+
+
+def validate(document: Any) -> list[dict[str, Any]]:
+    """The rows of a result document. Raises `SchemaError` when it is not one of schema 1."""
+    if not isinstance(document, dict):
+        raise SchemaError("the top level is not an object")
+    if document.get("schema") != SCHEMA or isinstance(document.get("schema"), bool):
+        raise SchemaError(f"schema {document.get('schema')!r}; this version reads schema {SCHEMA}")
+    if not isinstance(document.get("machine"), dict):
+        raise SchemaError("'machine' is not an object")
+    rows = document.get("rows")
+    if not isinstance(rows, list):
+        raise SchemaError("'rows' is not a list")
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("row", "system")):
+            raise SchemaError(f"rows[{index}] has no 'row' and 'system' names")
+    return rows
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """The machine in one line."""
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "ray", "torch", "raycomm"))
+    return f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; {versions}; {machine['date']}"
