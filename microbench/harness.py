@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from microbench.process import BenchProcess, ProcessLost, RequestFailed
+from microbench.process import ProcessLost, RequestFailed
 
 Measurement = dict[str, float]
 Result = dict[str, Any]  # {"row", "system", then figures, and "error" where a round failed}
@@ -162,6 +162,27 @@ class Turn:
     rows: tuple[str, ...]
 
 
+class Limits(Protocol):
+    """What an effort has to say of its rounds. See `Effort`."""
+
+    @property
+    def turn_limit_s(self) -> float: ...
+
+    @property
+    def idle_rounds(self) -> int: ...
+
+
+class Requests(Protocol):
+    """What answers requests. See `BenchProcess`."""
+
+    @property
+    def running(self) -> bool: ...
+
+    def ask(self, method: str, *args: Any, limit_s: float) -> Any: ...
+
+    def kill(self) -> None: ...
+
+
 class Progress(Protocol):
     """Told what a run does while it runs."""
 
@@ -179,7 +200,7 @@ class Rounds:
     which is killed with everything it started; the next row gets a fresh one.
     """
 
-    def __init__(self, process: BenchProcess, effort: Effort, progress: Progress, once: frozenset[str] = frozenset()) -> None:
+    def __init__(self, process: Requests, effort: Limits, progress: Progress, once: frozenset[str] = frozenset()) -> None:
         self._process = process
         self._effort = effort
         self._progress = progress

@@ -47,11 +47,13 @@ class ProcessLost(Exception):
 class BenchProcess:
     """A child process that holds one object of class `serves` ("module:Class") and calls its methods on request.
 
-    The child starts with the first request, and anew with the first one after it was lost.
+    The child starts with the first request, and anew with the first one after it was lost. It runs in this interpreter, unless
+    `python` is the path of another.
     """
 
-    def __init__(self, serves: str) -> None:
+    def __init__(self, serves: str, python: str = sys.executable) -> None:
         self._serves = serves
+        self._python = python
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
         self._log: Any = None
@@ -120,7 +122,7 @@ class BenchProcess:
         with ours, theirs:
             # `self._child` is set in the same statement that starts it: a Ctrl-C right after still finds it.
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "microbench.process", str(theirs.fileno()), self._serves],
+                [self._python, "-m", "microbench.process", str(theirs.fileno()), self._serves],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,

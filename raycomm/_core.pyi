@@ -62,6 +62,7 @@ class Arena:
         nonce: bytes,
         spin_us: float,
         yield_us: float,
+        due_share: float = 0.0,
         processes: int = 0,
         claims: int = 0,
         records: int = 0,

@@ -18,7 +18,7 @@
 | `max_links` | links | 6 | of one actor's device; one that has more shares streams, see `raycomm.plan.streams` |
 | `overlap` | | True | receives are launched as early as that is safe, beside calls; False: where their values are used |
 | `spin_us` | microseconds | 2 | pause-spin before anything else |
-| `yield_us` | microseconds | 100 | upper bound of the adaptive `sched_yield` spin before a waiter parks |
+| `yield_us` | microseconds | 100 | upper bound of the adaptive `sched_yield` spin before a waiter parks; see `due` in wait.hpp |
 | `name` | text | made up | the graph's name in messages |
 
 `shm_limit_bytes` defaults to the smaller of a quarter of the machine's memory and half of what the cgroup leaves.

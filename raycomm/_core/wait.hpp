@@ -1,4 +1,5 @@
-// Waiting: a short pause-spin, a bounded sched_yield spin, then a park on a futex in slices.
+// Waiting: a short pause-spin, a bounded sched_yield spin, then a park on a futex in slices. A message that comes at regular intervals is met
+// awake: the park ends shortly before it is due, and a second bounded sched_yield spin follows.
 //
 // Alternatives that lost, all measured (docs/performance.md): parking at once costs 15 us a wake-up; a longer pause-spin starves chains
 // with more processes than cores (366 us a round trip against 10); std::atomic::wait uses the process-private futex, so it never wakes
@@ -7,7 +8,7 @@
 // ORDER parking (a Dekker pair; release/acquire alone loses wake-ups, so all four are seq_cst operations, not fences, which
 // ThreadSanitizer does not see):
 //   peer    stores its cursor (ring.hpp publish, release), then loads doorbell.sleepers   (ring_bell below)
-//   waiter  stores doorbell.sleepers, then loads the cursor again                        (wait_until below)
+//   waiter  stores doorbell.sleepers, then loads the cursor again                        (park_until below)
 #pragma once
 
 #include <linux/futex.h>
@@ -15,11 +16,13 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <climits>
 #include <cstdint>
@@ -105,6 +108,7 @@ inline uint64_t ticks() {
 struct WaitPolicy {
   int64_t spin_ns = 2'000;
   int64_t yield_ns = 100'000;
+  double due_share = 0.0;  // of the time between regular messages, at most, to be awake for the next; 0: parked until it comes
   int64_t slice_ns = 200'000'000;  // a park never lasts longer: a lost notice, a signal or a death is seen at its end
 };
 
@@ -122,13 +126,69 @@ class RecentWaits {
   int64_t spin(const WaitPolicy& policy) const { return 2 * average_ns_ <= 3 * policy.spin_ns ? policy.spin_ns : 0; }
   int64_t window(const WaitPolicy& policy) const { return average_ns_ <= policy.yield_ns ? policy.yield_ns : policy.yield_ns / 8; }
   void learn(int64_t waited_ns) {
-    if (waited_ns < kThrottled) average_ns_ += (waited_ns - average_ns_) / 8;
+    if (waited_ns >= kThrottled) return;
+    average_ns_ += (waited_ns - average_ns_) / 8;
+    last_ns_[learned_++ % kLast] = waited_ns;
+  }
+
+  // When to be awake, counted from the beginning of the wait. Empty where recent waits were short, or so unlike that it would not pay.
+  struct Due {
+    int64_t from = 0, until = 0;
+    explicit operator bool() const { return until != 0; }
+  };
+  Due due(const WaitPolicy& policy) const {
+    if (policy.due_share <= 0 || policy.yield_ns <= 0 || learned_ < kLast || average_ns_ < kWorthwhile) return {};
+    std::array<int64_t, kLast> ordered = last_ns_;
+    std::sort(ordered.begin(), ordered.end());
+    const int64_t soonest = ordered[1];  // one that came at once, because its reader was late, says nothing of the next
+    const int64_t half = std::min(static_cast<int64_t>(static_cast<double>(soonest) * policy.due_share), 3 * policy.yield_ns) / 2;
+    if (soonest < kWorthwhile || ordered[kLast - 2] > soonest + half) return {};
+    return {soonest - half, soonest + half};
   }
 
  private:
   static constexpr int64_t kThrottled = 20'000'000;
+  static constexpr int64_t kWorthwhile = 300'000;  // a wake-up is tens of microseconds late
+  static constexpr uint32_t kLast = 8;
   int64_t average_ns_ = 0;
+  std::array<int64_t, kLast> last_ns_{};
+  uint32_t learned_ = 0;
 };
+
+// Timers of this thread are late by its slack, 50 us as a rule: half of what being awake in time is to save.
+class PreciseTimers {
+ public:
+  PreciseTimers() : before_(prctl(PR_GET_TIMERSLACK)) { set(1); }
+  ~PreciseTimers() { set(before_); }
+  PreciseTimers(const PreciseTimers&) = delete;
+  PreciseTimers& operator=(const PreciseTimers&) = delete;
+
+ private:
+  void set(int slack_ns) const {
+    if (before_ > 1) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_ns));
+  }
+  int before_;
+};
+
+template <class Done>
+bool yield_until(const Done& done, int64_t end_ns) {
+  while (now_ns() < end_ns) {
+    sched_yield();
+    if (done()) return true;
+  }
+  return false;
+}
+
+// Sleeps until the bell rings or the time comes; whether done().
+template <class Done>
+bool park_until(const Done& done, Doorbell& bell, int64_t end_ns) {
+  const uint32_t seen = bell.counter.load(std::memory_order_seq_cst);
+  bell.sleepers.fetch_add(1, std::memory_order_seq_cst);  // ORDER parking: waiter, against the load in ring_bell
+  bool is_done = done();
+  if (const int64_t left = end_ns - now_ns(); !is_done && left > 0) futex_wait(bell.counter, seen, left);
+  bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return is_done || done();
+}
 
 // Waits until done() is true, the deadline passes or one slice has ended. done() must use seq_cst loads.
 // The caller has released the GIL. Spurious `slice_ended` are fine: callers look around and call again.
@@ -144,31 +204,20 @@ Wake wait_until(const Done& done, Doorbell& bell, const WaitPolicy& policy, Rece
       return Wake::ready;
     }
   }
-  const int64_t window_end = std::min(begin + recent.window(policy), deadline_ns);
-  for (int64_t now = now_ns(); now < window_end;) {
-    sched_yield();
-    now = now_ns();
-    if (done()) {
-      recent.learn(now - begin);
-      return Wake::ready;
-    }
-  }
-  const uint32_t seen = bell.counter.load(std::memory_order_seq_cst);
-  bell.sleepers.fetch_add(1, std::memory_order_seq_cst);  // ORDER parking: waiter
-  Wake result = Wake::slice_ended;
-  if (done()) {
-    result = Wake::ready;
-  } else {
-    const int64_t now = now_ns();
-    const int64_t left = deadline_ns == kNoDeadline ? policy.slice_ns : std::min(policy.slice_ns, deadline_ns - now);
-    if (left > 0) futex_wait(bell.counter, seen, left);
-  }
-  bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-  if (result != Wake::ready && done()) result = Wake::ready;
-  if (result == Wake::ready) {
+  const auto ready = [&] {
     recent.learn(now_ns() - begin);
-    return result;
+    return Wake::ready;
+  };
+  if (yield_until(done, std::min(begin + recent.window(policy), deadline_ns))) return ready();
+  if (const RecentWaits::Due due = recent.due(policy); due && begin + due.until <= deadline_ns) {
+    {
+      const PreciseTimers precise;
+      if (park_until(done, bell, begin + due.from)) return ready();
+    }
+    if (now_ns() < begin + due.from) return Wake::slice_ended;  // the bell or a signal, for something that the caller looks at
+    if (yield_until(done, begin + due.until)) return ready();
   }
+  if (park_until(done, bell, std::min(now_ns() + policy.slice_ns, deadline_ns))) return ready();
   return now_ns() >= deadline_ns ? Wake::timed_out : Wake::slice_ended;
 }
 

@@ -33,6 +33,9 @@ ShmWriter: TypeAlias = "_core.Writer"
 ShmReader: TypeAlias = "_core.Reader"
 
 _LINE = 64
+# What waiters may spend on being awake when a regular message is due: of one waiter's time, and of the time of all cores.
+_DUE_SHARE = 0.1
+_DUE_SHARE_OF_ALL = 0.2
 _SMALLEST_SLOT = 5 * _LINE  # a failure cut to its beginning always fits without a block (`runtime.loop.brief`)
 
 
@@ -105,6 +108,7 @@ class ShmArena:
         limit = options.shm_limit_bytes or memory.default_limit()
         nonce = secrets.token_bytes(16)
         throttled = memory.cpu_quota() < loops
+        cores = len(os.sched_getaffinity(0))
         core = _core.Arena.create(
             process=process,
             rings=[(ring.channel, ring.slots, ring.slot_bytes, len(ring.readers)) for ring in rings],
@@ -114,6 +118,7 @@ class ShmArena:
             nonce=nonce,
             spin_us=0.0 if throttled else options.spin_us,
             yield_us=0.0 if throttled else options.yield_us,
+            due_share=0.0 if throttled else min(_DUE_SHARE, _DUE_SHARE_OF_ALL * cores / loops),
             processes=processes,
             claims=2 * slots_for(options.max_inflight) if processes else 0,
             records=cls.RECORDS,

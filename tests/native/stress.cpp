@@ -105,7 +105,7 @@ std::unique_ptr<Neighbourhood> neighbour(Mapping* mapping, uint32_t process) {
     mapping->add_ref();
     graph->add_peer(other, MappingRef(mapping));
   }
-  graph->policy = WaitPolicy{200, process % 2 ? 20'000 : 0, 3'600'000'000'000};
+  graph->policy = WaitPolicy{200, process % 2 ? 20'000 : 0, 0.1, 3'600'000'000'000};
   return graph;
 }
 

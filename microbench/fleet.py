@@ -1,0 +1,186 @@
+"""One writer and its readers, each a process of its own; this one writes.
+
+What is timed is the writer's clock before the call to every reader's clock after the value is there (and summed, for a tensor):
+CLOCK_MONOTONIC, which all processes of a machine share. Readers put their times into a file that all of them map, so that nothing
+of the transport under test is used to tell that a message has arrived.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+from microbench.transports.base import AHEAD, LIMIT_S, Place, Transport
+from microbench.workloads import Workload
+
+MOST_MESSAGES = 4096
+START_LIMIT_S = 90.0  # five interpreters that import torch, on two cores
+_LEAVE_S = 5.0
+_LOOK_EVERY_S = 0.0003
+
+clock = time.monotonic_ns
+
+
+class ReaderFailed(Exception):
+    """A reader failed or died; says which and why."""
+
+
+class Times:
+    """When each reader had each message, in nanoseconds; 0: not yet. In a file, mapped by all."""
+
+    def __init__(self, path: Path, readers: int) -> None:
+        size = readers * MOST_MESSAGES * 8
+        with path.open("a+b") as file:
+            file.truncate(size)
+            self._map = mmap.mmap(file.fileno(), size)
+        self._words = memoryview(self._map).cast("q")
+        self._readers = readers
+
+    def of(self, rank: int) -> memoryview[int]:
+        """One reader's row. It writes there."""
+        return self._words[(rank - 1) * MOST_MESSAGES : rank * MOST_MESSAGES]
+
+    def last(self, number: int) -> int:
+        """When the last reader had that message; 0 if one has it not yet."""
+        times = [self._words[reader * MOST_MESSAGES + number] for reader in range(self._readers)]
+        return 0 if 0 in times else max(times)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for place in range(len(self._words)):
+            self._words[place] = 0
+
+
+class Fleet:
+    """The processes. Use `close`.
+
+    Args:
+        system: name in `microbench.systems.SYSTEMS`, for the readers.
+        make: this rank's end.
+
+    Raises:
+        ReaderFailed, TimeoutError
+    """
+
+    def __init__(self, system: str, make: Callable[[Place], Transport], readers: int) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="raycomm-bench-")
+        place = Place(0, readers, Path(self._directory.name))
+        self.times = Times(place.directory / "times", readers)
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._talks: list[Connection[Any, Any]] = []
+        self._end: Transport | None = None
+        try:
+            for rank in range(1, readers + 1):
+                self._start(system, rank, place)
+            self._end = make(place)
+            mine = self._end.offer()
+            offers = [mine, *(self._answer(rank, START_LIMIT_S) for rank in range(1, readers + 1))]
+            self._tell(offers)
+            self._end.join(offers)
+            self._answers(START_LIMIT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, value: Any) -> None:
+        """What is timed."""
+        assert self._end is not None
+        self._end.write(value)
+
+    def begin(self, workload: Workload, messages: int) -> int:
+        """Have all ranks ready for so many messages; what one takes encoded."""
+        assert self._end is not None
+        encoded = self._end.encoded_bytes(workload.message(0))
+        self.times.clear()
+        self._tell((workload, messages, encoded))
+        self._end.prepare(encoded)
+        self._answers(START_LIMIT_S)  # the first tensors have torch imported
+        return encoded
+
+    def finish(self) -> None:
+        """Hear from all readers that every message was right."""
+        self._tell(None)
+        self._answers(LIMIT_S)
+
+    def wait_for(self, number: int) -> int:
+        """When the last reader had message `number`. Looks seldom, so as to be in nobody's way."""
+        end = time.monotonic() + LIMIT_S
+        while (last := self.times.last(number)) == 0:
+            self._check()
+            if time.monotonic() > end:
+                raise TimeoutError(f"message {number} did not reach every reader within {LIMIT_S:g} s")
+            time.sleep(_LOOK_EVERY_S)
+        return last
+
+    def wait_until_near(self, number: int) -> None:
+        """Return once no reader is more than `AHEAD` messages behind `number`."""
+        if number < AHEAD:
+            return
+        end = time.monotonic() + LIMIT_S
+        while not self.times.last(number - AHEAD):
+            os.sched_yield()
+            if time.monotonic() > end:
+                self._check()
+                raise TimeoutError(f"message {number - AHEAD} did not reach every reader within {LIMIT_S:g} s")
+
+    def close(self) -> None:
+        """End the readers, by force those that do not leave, and let go of this end."""
+        for talk in self._talks:
+            with suppress(OSError):
+                talk.close()  # which they take for the end
+        end = time.monotonic() + _LEAVE_S
+        for started in self._started:
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(max(0.0, end - time.monotonic()))
+        for started in self._started:
+            started.kill()
+            started.wait()
+        if self._end is not None:
+            self._end.close()
+            self._end = None
+        with suppress(OSError):
+            self._directory.cleanup()
+
+    def _start(self, system: str, rank: int, place: Place) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-m", "microbench.reader", str(theirs.fileno())]
+            arguments = [system, str(rank), str(place.readers), str(place.directory)]
+            self._started.append(subprocess.Popen(command + arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
+        self._talks.append(ours)
+
+    def _tell(self, what: Any) -> None:
+        for talk in self._talks:
+            with suppress(BrokenPipeError):  # it has died; its answer says so
+                talk.send(what)
+
+    def _answers(self, limit_s: float) -> None:
+        for rank in range(1, len(self._talks) + 1):
+            self._answer(rank, limit_s)
+
+    def _answer(self, rank: int, limit_s: float) -> Any:
+        talk = self._talks[rank - 1]
+        if not talk.poll(limit_s):
+            raise TimeoutError(f"reader {rank} did not answer within {limit_s:g} s")
+        try:
+            done, answer = talk.recv()
+        except (EOFError, OSError) as error:
+            raise ReaderFailed(f"reader {rank} died") from error
+        if not done:
+            raise ReaderFailed(f"reader {rank}: {answer}")
+        return answer
+
+    def _check(self) -> None:
+        """Raises if a reader has something to say before its time: it failed."""
+        for rank, talk in enumerate(self._talks, 1):
+            if talk.poll(0):
+                self._answer(rank, 0)
