@@ -105,6 +105,8 @@ def main(
     chosen = choose("systems", known, systems)
     effort, times = (QUICK, rounds or 1) if quick else (FULL, rounds or 3)
     turns, left_out = plan(chosen, workloads, readers)
+    if not (turns or left_out):
+        refuse(f"--rows: none of {', '.join(chosen)} sends {', '.join(workload.name for workload in workloads)}")
     facts = {
         "readers": readers,
         "pace_ms": effort.pace_s * 1e3,
