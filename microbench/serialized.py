@@ -112,8 +112,7 @@ def _scheduled(rng: random.Random) -> dict[str, Any]:
             "new_block_ids": [[[rng.randrange(20_000)]] if rng.random() < 0.1 else None for _ in running],
             "computed_tokens": [rng.randrange(2048) for _ in running],
         },
-        "scheduled_tokens": {request["request_id"]: len(request["prompt_token_ids"]) for request in new}
-        | dict.fromkeys(running, 1),
+        "scheduled_tokens": dict.fromkeys(running, 1),
         "finished": [_request_id(rng) for _ in range(2)],
     }
 
@@ -123,9 +122,8 @@ def _sampling_parameters(rng: random.Random) -> Sampling:
 
 
 def _request(rng: random.Random) -> Request:
-    return Request(
-        _request_id(rng), _token_ids(rng, 128), [rng.randrange(20_000) for _ in range(16)], 0, _sampling_parameters(rng)
-    )
+    blocks = [rng.randrange(20_000) for _ in range(16)]
+    return Request(_request_id(rng), _token_ids(rng, 128), blocks, 0, _sampling_parameters(rng))
 
 
 def _ints(count: int) -> Callable[[random.Random], list[int]]:

@@ -4,10 +4,10 @@
 
 What is measured, in microseconds per call; `microbench.codecs` has an adapter for each:
 
-* `raycomm`: `raycomm._core.encode`, value to (payload, buffers), and `raycomm._core.decode`, back. The encoder and decoder are those
-  that a channel runs on its slots; what they do not know themselves (here: dataclasses) they hand to the codec in Python, as on a
-  channel. Two things differ from a channel, and both cost: payload and buffers become `bytes` objects, and the decoder always
-  copies the buffers.
+* `raycomm`: `raycomm._core.encode`, value to (payload, buffers), and `raycomm._core.decode`, back. The encoder and decoder are
+  those that a channel runs on its slots; what they do not know themselves (here: dataclasses) they hand to the codec in Python,
+  as on a channel. Two things differ from a channel, and both cost: payload and buffers become `bytes` objects, and the decoder
+  always copies the buffers.
 * `raycomm_channel`: the hot path itself, `Writer.write` and `Reader.read` of a shared-memory channel whose two ends are in this
   process, so that nobody waits. One native call encodes into the slot or block, publishes, wakes, counts and records; one finds
   the message and decodes it. An array of at least `raycomm._core.BLOCK_THRESHOLD` bytes is copied by the write, and stands on
@@ -38,7 +38,7 @@ from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
+from rich.console import Console
 from rich.table import Table
 
 from microbench import console as display
@@ -51,7 +51,7 @@ from microbench.serialized import SEED, VALUES, Value
 
 FULL_EFFORT = replace(FULL, warmup_s=0.01, measure_s=0.2, turn_limit_s=30.0)
 QUICK_EFFORT = replace(QUICK, warmup_s=0.002, measure_s=0.03, turn_limit_s=30.0)
-EXAMINE_LIMIT_S = 60.0  # the first tensor imports torch
+EXAMINE_LIMIT_S = 30.0  # the first tensor imports torch
 FIGURES = (("encode us", "encode_p50_us"), ("decode us", "decode_p50_us"))
 SERVES = "microbench.serializer_session:Session"
 
@@ -59,7 +59,7 @@ SERVES = "microbench.serializer_session:Session"
 class ValueProgress(display.Steps):
     """A step is one value in one round, by all codecs. See `microbench.harness.Progress`."""
 
-    def __init__(self, console: display.Console, total: int) -> None:
+    def __init__(self, console: Console, total: int) -> None:
         super().__init__(console, total)
         self._step: tuple[int, str] | None = None
         self._came: list[str] = []
@@ -122,10 +122,10 @@ def table_of(rows: Sequence[Result]) -> Table:
         table.add_column(codec.replace("_", "\n", 1), justify="right")
     for value in dict.fromkeys(row["row"] for row in rows):
         here = {row["system"]: row for row in rows if row["row"] == value}
-        for place, (label, key) in enumerate((*FIGURES, ("bytes", "bytes"))):
-            table.add_row(
-                "" if place else value, label, *(_cell(here[codec], key) for codec in codecs), end_section=key == "bytes"
-            )
+        for label, key in (*FIGURES, ("bytes", "bytes")):
+            table.add_row(value, label, *(_cell(here[codec], key) for codec in codecs))
+            value = ""
+        table.add_section()
     return table
 
 
@@ -152,9 +152,9 @@ def facts_of(codecs: Sequence[Codec]) -> dict[str, Any]:
 
 def _version(codec: Codec) -> str | None:
     try:
-        return importlib.metadata.version(codec.package)
+        return None if codec.package is None else importlib.metadata.version(codec.package)
     except importlib.metadata.PackageNotFoundError:
-        return None  # pickle, which is Python's, or not installed
+        return None
 
 
 def main(
@@ -182,7 +182,7 @@ def main(
         rows = merge(examined, measured)
         display.show(run.console, table_of(rows))
         for remark in remarks(rows):
-            run.console.print(escape(remark), soft_wrap=True)
+            run.console.print(remark, markup=False, soft_wrap=True)
         run.write(rows)
 
 

@@ -14,7 +14,9 @@ from microbench.serialized import TUPLES_AS_LISTS, VALUES, same, tuples_as_lists
 
 # A sample is a batch of calls that takes about this long, so that reading the clock (50 to 100 ns) is half a percent of it.
 SAMPLE_NS = 20_000
+# Not for more calls than this, nor where the longer of encoding and decoding is this long: what a batch makes is kept to its end.
 BATCH_LIMIT = 512
+SAMPLE_LIMIT_NS = 200_000
 _LOOKS = 5  # the shortest of so many decides: one that was interrupted does not
 
 
@@ -55,12 +57,14 @@ class Session:
     def measure(self, row: str, effort: Effort) -> Measurement:
         """Figures of encoding and of decoding. `measure_s` is for both together.
 
-        With batches, percentiles are of the batches' means, and say less of single slow calls; "batch" says how many calls it has.
+        "batch" is the number of calls in a sample. Percentiles are of the samples' means, and say less of single slow calls.
         """
         value, codec = self._value(row), self._codec
         calls = CODECS[codec].calls_for(VALUES[row])
         warm_up(lambda each: calls.decode(calls.encode(each, 1)), value, effort)
-        batch = self._batches.setdefault((codec, row), batch_for(calls, value))
+        if (codec, row) not in self._batches:
+            self._batches[codec, row] = batch_for(calls, value)
+        batch = self._batches[codec, row]
         warm_up(lambda each: calls.decode(calls.encode(each, batch)), value, effort)
         # As `timeit` does: when a collection strikes depends on what else this process holds.
         gc.disable()
@@ -100,9 +104,12 @@ def time_batch(calls: Calls, value: Any, batch: int) -> tuple[int, int]:
 
 
 def batch_for(calls: Calls, value: Any) -> int:
-    """A power of two: the fewest calls of which `SAMPLE_NS` go by, in encoding and in decoding."""
+    """A power of two: the fewest calls that take `SAMPLE_NS`, in encoding and in decoding, within the limits."""
     batch = 1
-    while batch < BATCH_LIMIT and min(map(min, (time_batch(calls, value, batch) for _ in range(_LOOKS)))) < SAMPLE_NS:
+    while batch < BATCH_LIMIT:
+        encode_ns, decode_ns = map(min, zip(*(time_batch(calls, value, batch) for _ in range(_LOOKS)), strict=True))
+        if min(encode_ns, decode_ns) >= SAMPLE_NS or max(encode_ns, decode_ns) >= SAMPLE_LIMIT_NS:
+            break
         batch *= 2
     return batch
 

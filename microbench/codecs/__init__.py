@@ -10,7 +10,7 @@ CODECS: dict[str, Codec] = {
         Codec("raycomm_python", "raycomm_python", "raycomm", "raycomm.codec: for what the native encoder does not know"),
         Codec("msgpack", "msgpack_packer", "msgpack", "msgpack.Packer().pack, reused, and msgpack.unpackb"),
         Codec("msgspec", "msgspec_msgpack", "msgspec", "msgspec.msgpack.Encoder and Decoder, reused; the decoder knows the type"),
-        Codec("pickle5", "pickle_in_band", "python", "pickle.dumps, protocol 5, in band, and pickle.loads"),
+        Codec("pickle5", "pickle_in_band", None, "pickle.dumps, protocol 5, in band, and pickle.loads"),
         Codec("cloudpickle", "cloudpickle_in_band", "cloudpickle", "cloudpickle.dumps, protocol 5, in band, and pickle.loads"),
     )
 }

@@ -43,13 +43,13 @@ class Codec:
 
     Attributes:
         module: of this package. Imported when its turn comes: a codec that is not installed leaves its own rows out only.
-        package: what pip installs.
+        package: whose version it has; None: Python's.
         what: what is called.
     """
 
     name: str
     module: str
-    package: str
+    package: str | None
     what: str
 
     def calls_for(self, value: Value) -> Calls:
@@ -57,7 +57,10 @@ class Codec:
         try:
             module = importlib.import_module(f"microbench.codecs.{self.module}")
         except ModuleNotFoundError as error:
-            raise NotInstalled(f"not installed: pip install {self.package}") from error
+            package = (error.name or "").partition(".")[0]
+            if package in ("", "microbench"):
+                raise
+            raise NotInstalled(f"not installed: pip install {package}") from error
         calls: Calls = module.calls_for(value)
         return calls
 

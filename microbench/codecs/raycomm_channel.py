@@ -1,7 +1,8 @@
 """A value through raycomm's shared-memory channel, both ends in this process: what a hop costs without waiting.
 
-Encoding is `Writer.write`: one native call that encodes into the ring's slot, or a block, and publishes. Decoding is `Reader.read`:
-one native call that finds the message there and makes the value; large arrays stand on the block, which is free when they are gone.
+Encoding is `Writer.write`: one native call that encodes into the ring's slot, or a block, and publishes. Decoding is
+`Reader.read`: one native call that finds the message there and makes the value; large arrays stand on the block, which is free
+when they are gone.
 """
 
 from __future__ import annotations

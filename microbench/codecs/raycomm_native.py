@@ -1,8 +1,8 @@
 """raycomm's native encoder and decoder, to bytes and back.
 
-A channel runs the same encoder into its slot, and the same decoder out of it. Here the payload and the buffers (elements of arrays
-and tensors) become `bytes` objects of their own, one copy more than a channel makes of what fits in a slot, and decoding copies
-the buffers, as a channel does with those under `raycomm._core.BLOCK_THRESHOLD`.
+A channel runs the same encoder into its slot, and the same decoder out of it. Here the payload and the buffers (elements of
+arrays and tensors) become `bytes` objects, for which the payload is copied once more, and decoding copies the buffers, as a
+channel does only with those under `raycomm._core.BLOCK_THRESHOLD`.
 """
 
 from __future__ import annotations
