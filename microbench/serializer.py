@@ -49,7 +49,7 @@ from microbench.process import BenchProcess, ProcessLost, RequestFailed
 from microbench.rows import select
 from microbench.serialized import SEED, VALUES, Value
 
-FULL_EFFORT = replace(FULL, warmup_s=0.01, measure_s=0.2, turn_limit_s=30.0)
+FULL_EFFORT = replace(FULL, warmup_s=0.01, measure_s=0.15, turn_limit_s=30.0)
 QUICK_EFFORT = replace(QUICK, warmup_s=0.002, measure_s=0.03, turn_limit_s=30.0)
 EXAMINE_LIMIT_S = 30.0  # the first tensor imports torch
 FIGURES = (("encode us", "encode_p50_us"), ("decode us", "decode_p50_us"))
