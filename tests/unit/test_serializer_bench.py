@@ -27,7 +27,7 @@ from microbench.codecs.base import each, each_of
 from microbench.document import validate
 from microbench.harness import QUICK, Turn
 from microbench.process import ProcessLost, RequestFailed
-from microbench.serialized import TUPLES_AS_LISTS, VALUES, Sampling, same, tuples_as_lists
+from microbench.serialized import TUPLES_AS_LISTS, VALUES, same, tuples_as_lists
 from microbench.serializer_session import BATCH_LIMIT, Session, batch_for
 from raycomm.channel.device import DeviceWriter
 
@@ -399,9 +399,3 @@ def test_importing_the_command_loads_no_codec() -> None:
     code = f"import sys, microbench.serializer; print(*sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stdout.split(), done.returncode) == ([], 0), done.stderr
-
-
-def test_a_dataclass_comes_back_as_one() -> None:
-    calls = CODECS["msgspec"].calls_for(VALUES["dataclass"])
-    value = VALUES["dataclass"].made()
-    assert isinstance(calls.decode(calls.encode(value, 1))[0], Sampling)
