@@ -155,8 +155,7 @@ def test_a_batch_is_so_many_values(codec: str) -> None:
         messages = calls.encode(value, BATCH_LIMIT)
         assert [calls.size(message) for message in messages] == [size] * BATCH_LIMIT
         values = calls.decode(messages)
-        assert len(values) == BATCH_LIMIT
-        assert all(item == value for item in values)
+        assert values == [value] * BATCH_LIMIT
 
 
 def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
