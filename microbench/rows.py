@@ -131,8 +131,12 @@ ROWS: dict[str, Row] = {
 }
 
 
-def select(pattern: str | None, rows: Mapping[str, AnyRow]) -> list[AnyRow]:
-    """Those of the rows whose name the regular expression is found in; all without one. Raises `ValueError` for no match."""
+def select(pattern: str | None, rows: Mapping[str, AnyRow], what: str = "row") -> list[AnyRow]:
+    """Those of the rows whose name the regular expression is found in; all without one. Raises `ValueError` for no match.
+
+    Args:
+        what: what the rows are, for messages.
+    """
     if pattern is None:
         return list(rows.values())
     try:
@@ -141,5 +145,5 @@ def select(pattern: str | None, rows: Mapping[str, AnyRow]) -> list[AnyRow]:
         raise ValueError(f"not a regular expression: {pattern!r} ({error})") from error
     chosen = [row for name, row in rows.items() if matches(name)]
     if not chosen:
-        raise ValueError(f"no row matches {pattern!r}; rows: {', '.join(rows)}")
+        raise ValueError(f"no {what} matches {pattern!r}; {what}s: {', '.join(rows)}")
     return chosen
