@@ -123,7 +123,8 @@ def test_rounds_alternate_and_go_on_after_failures(serves: str) -> None:
         results = Rounds(process, BRIEF, progress, once=frozenset(["last"])).run(turns, 2)
     found = {(result["row"], result["system"]): result for result in results}
     assert len(found) == len(results) == 7
-    assert found["first", "a"] == {"row": "first", "system": "a", "p50_us": 1.0, "count": 4, "rounds": 2}
+    figures = {"p50_us": 1.0, "p50_us_low": 1.0, "p50_us_high": 1.0, "count": 4, "rounds": 2}
+    assert found["first", "a"] == {"row": "first", "system": "a", **figures}
     assert found["last", "a"]["rounds"] == 1
     assert "wrong result" in found["raises", "a"]["error"]
     assert found["exits", "a"]["error"]
