@@ -27,7 +27,8 @@ from microbench.document import figure, trouble
 from microbench.harness import BANDS, Result
 
 TOLERANCE_PERCENT = 20.0
-HIGHER_IS_BETTER = frozenset({"per_s"})
+COMPARED = (*BANDS, "unpaced_us")  # ends of keys: encode_p50_us as well
+HIGHER_IS_BETTER = "per_s"  # and encode_per_s
 NOT_OF_THE_MACHINE = frozenset({"date", "note"})
 
 Name = tuple[str, str]  # row, system
@@ -78,7 +79,7 @@ class Change:
         if self.old.overlaps(self.new):
             return Verdict.UNCHANGED
         rose = self.new.value > self.old.value
-        return Verdict.BETTER if rose == (self.key in HIGHER_IS_BETTER) else Verdict.WORSE
+        return Verdict.BETTER if rose == self.key.endswith(HIGHER_IS_BETTER) else Verdict.WORSE
 
     @property
     def percent(self) -> float | None:
@@ -206,9 +207,20 @@ def _changes(name: Name, old: Result, new: Result, tolerance_percent: float) -> 
 
 
 def _keys(old: Result, new: Result) -> list[str]:
-    """The figures to compare: those that get a band. The mean only without a median, which one slow call moves less."""
-    keys = [key for key in old if key in new and (key in BANDS or f"{key}_low" in old or f"{key}_low" in new)]
-    return [key for key in keys if key != "mean_us" or "p50_us" not in keys]
+    """The figures to compare: all that are measured times, rates and shares of a core, except those that a better one stands for.
+
+    Of mean and median of the same thing the median is taken, which one slow call moves less; the mean where it alone has a band.
+    """
+    keys = [key for key in old if key in new and (key.endswith(COMPARED) or f"{key}_low" in old or f"{key}_low" in new)]
+    keys = [key for key in keys if not key.startswith("ideal_")]  # is not measured
+    both = [key for key in keys if key.endswith("mean_us") and _median(key) in keys]
+    only_mean = {mean for mean in both if f"{mean}_low" in new and f"{_median(mean)}_low" not in new}
+    left_to_the_other = {_median(mean) if mean in only_mean else mean for mean in both}
+    return [key for key in keys if key not in left_to_the_other]
+
+
+def _median(mean: str) -> str:
+    return mean.removesuffix("mean_us") + "p50_us"
 
 
 def machine_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

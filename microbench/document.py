@@ -138,6 +138,15 @@ def trouble(row: Mapping[str, Any]) -> str:
     return ""
 
 
+def troubles(rows: Sequence[Result]) -> list[str]:
+    """Which systems failed or were left out, and why: a line for each system and reason, however many rows it holds for."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if reason := trouble(row):
+            names.setdefault((row["system"], reason), []).append(row["row"])
+    return [f"{system}: {of[0] if len(of) == 1 else f'{len(of)} rows'} {why}" for (system, why), of in names.items()]
+
+
 def with_facts(rows: Sequence[Result], keys: Sequence[str]) -> list[Result]:
     """The rows, each with what another system's row of the same name says of it: a failed one may have no more than its name."""
     facts: dict[str, Result] = {}

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
-from microbench.document import figure, machine_line, trouble, validate, with_facts
+from microbench.document import figure, machine_line, troubles, validate, with_facts
 from microbench.harness import Result
 from microbench.targets import RATIOS, Verdict, judge
 
@@ -181,13 +181,7 @@ def _curves(name: str, title: str, rows: Sequence[Result], x: Axis, y: Axis, cap
     places = sorted({point[0] for line in points.values() for point in line})
     _scale(axes, x, y, places)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    # A system that was left out or failed everywhere in the same way is said once.
-    told: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if reason := trouble(row):
-            told.setdefault((row["system"], reason), []).append(row["row"])
-    notes = [f"{system}: {names[0] if len(names) == 1 else f'{len(names)} rows'} {why}" for (system, why), names in told.items()]
-    _caption(plot, caption, notes)
+    _caption(plot, caption, troubles(rows))
     yield plot
 
 

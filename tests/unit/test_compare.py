@@ -120,6 +120,9 @@ def test_the_mean_stands_in_for_a_median_and_other_figures_with_bands_are_compar
 
     assert compared(p50_us=1, p99_us=2, mean_us=1, call_mean_us=1, std_us=1, count=9, rounds=3) == ["p50_us", "call_mean_us"]
     assert compared(mean_us=1, std_us=1) == ["mean_us"]
+    assert compared(encode_p50_us=1, encode_mean_us=1, decode_per_s=1, bytes=9) == ["encode_p50_us", "decode_per_s"]
+    assert compared(call_p50_us=1, call_mean_us=1, call_mean_us_low=1, call_mean_us_high=1) == ["call_mean_us"]
+    assert compared(per_s=1, ideal_per_s=2, unpaced_us=1) == ["per_s", "unpaced_us"]
     assert compared(open_ms=1, open_ms_low=1, open_ms_high=1) == ["open_ms"]
 
 
