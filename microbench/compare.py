@@ -27,7 +27,7 @@ from microbench.document import figure, trouble
 from microbench.harness import BANDS, Result
 
 TOLERANCE_PERCENT = 20.0
-COMPARED = (*BANDS, "unpaced_us")  # ends of keys: encode_p50_us as well
+COMPARED = (*BANDS, "unpaced_us", "p50_ms", "mean_ms")  # ends of keys: encode_p50_us as well
 HIGHER_IS_BETTER = "per_s"  # and encode_per_s
 NOT_OF_THE_MACHINE = frozenset({"date", "note"})
 
@@ -84,7 +84,7 @@ class Change:
     @property
     def percent(self) -> float | None:
         """The change in per cent of the old figure; None from zero."""
-        return None if self.old.value == 0 else 100 * (self.new.value - self.old.value) / self.old.value
+        return None if self.old.value == 0 else 100 * (self.new.value - self.old.value) / abs(self.old.value)
 
 
 @dataclass
@@ -144,8 +144,8 @@ def figure_with_band(row: Mapping[str, Any], key: str, tolerance_percent: float 
         return None
     low, high = figure(row, f"{key}_low"), figure(row, f"{key}_high")
     if low is None or high is None:
-        margin = value * tolerance_percent / 100
-        return Figure(value, max(value - margin, 0.0), value + margin, measured_band=False)
+        margin = abs(value) * tolerance_percent / 100
+        return Figure(value, value - margin, value + margin, measured_band=False)
     return Figure(value, min(low, high, value), max(low, high, value))
 
 
@@ -213,14 +213,14 @@ def _keys(old: Result, new: Result) -> list[str]:
     """
     keys = [key for key in old if key in new and (key.endswith(COMPARED) or f"{key}_low" in old or f"{key}_low" in new)]
     keys = [key for key in keys if not key.startswith("ideal_")]  # is not measured
-    both = [key for key in keys if key.endswith("mean_us") and _median(key) in keys]
+    both = [key for key in keys if key.endswith(("mean_us", "mean_ms")) and _median(key) in keys]
     only_mean = {mean for mean in both if f"{mean}_low" in new and f"{_median(mean)}_low" not in new}
     left_to_the_other = {_median(mean) if mean in only_mean else mean for mean in both}
     return [key for key in keys if key not in left_to_the_other]
 
 
 def _median(mean: str) -> str:
-    return mean.removesuffix("mean_us") + "p50_us"
+    return f"{mean[: -len('mean_us')]}p50{mean[-len('_us') :]}"
 
 
 def machine_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -127,7 +127,7 @@ def figure(row: Mapping[str, Any], key: str) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and number >= 0 else None
+    return number if math.isfinite(number) else None
 
 
 def trouble(row: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The tables of README.md and docs/performance.md, drawn from result documents. See `microbench.tables`.
 
-A table has a line per row of the bench and a column per system, whoever is ahead; the best figure of a line is bold. Below it stands
-when it was measured, and which figures are missing for what reason.
+A table has a line per row of the bench and a column per system, whoever is ahead; the best figure of a line is bold. Below it
+stands when it was measured, and which figures are missing for what reason.
 """
 
 from __future__ import annotations
@@ -10,19 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from microbench.console import number
+from microbench.console import number, size_of_bytes
 from microbench.document import figure, troubles, with_facts
 from microbench.harness import Result
 from microbench.rows import IN_FLIGHT, NATIVE, RAY_CALL, RAY_GRAPH, RAYCOMM, ROWS, Kind
 from microbench.targets import IDLE_ROW, RATIOS, judge
 
 FLOORS = frozenset({"copy", NATIVE})  # what the machine can do at best: no competitor
-FLOOR_ROWS = (
-    ("floor_pingpong", NATIVE),
-    ("floor_chain5", NATIVE),
-    ("channel_pingpong_8B", RAYCOMM),
-    ("plain_actor_call", RAY_CALL),
-)
+FLOOR_ROWS = {"floor_pingpong": NATIVE, "floor_chain5": NATIVE, "channel_pingpong_8B": RAYCOMM, "plain_actor_call": RAY_CALL}
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 # Rows of README's table, as it names them.
@@ -141,10 +136,9 @@ def bench(document: Document) -> str:
         for name in rates
     ]
     idle_actor = cell(found.get((IDLE_ROW, RAY_CALL)), "cpu_percent")
-    second.append(
-        [f"`{IDLE_ROW}`, busiest process (a plain idle actor: {idle_actor})", *_pair(found, IDLE_ROW, "cpu_percent"), ""]
-    )
-    floor = [f"`{name}` {_with_unit(cell(found.get((name, system)), 'p50_us'))}" for name, system in FLOOR_ROWS]
+    idle = f"`{IDLE_ROW}`, busiest process (a plain idle actor: {idle_actor})"
+    second.append([idle, *_pair(found, IDLE_ROW, "cpu_percent"), ""])
+    floor = [f"`{name}` {_with_unit(cell(found.get((name, system)), 'p50_us'))}" for name, system in FLOOR_ROWS.items()]
     return "\n".join(
         (
             grid(["row", "raycomm p50", "p99", "Ray p50", "p99", "ratio of p50"], first),
@@ -190,7 +184,8 @@ def by_system(head: str, rows: Sequence[Result], key: str, label: Callable[[str]
     for name in dict.fromkeys(row["row"] for row in rows):
         figures = {system: figure(found.get((name, system), {}), key) for system in systems if system not in FLOORS}
         known = [value for value in figures.values() if value is not None]
-        best = (max if key.endswith("per_s") else min)(known) if len(known) > 1 else None
+        # Of one figure, or of equal ones, none is best.
+        best = (max if key.endswith("per_s") else min)(known) if len(set(known)) > 1 else None
         cells = []
         for system in systems:
             text = cell(found.get((name, system)), key)
@@ -220,12 +215,27 @@ def broadcast(kind: str, what: str, document: Document) -> str:
 
 
 def _size(kind: str, name: str, size: int) -> str:
-    return f"{size:,}" if kind == "list" else plain(name.removeprefix("tensor_"))
+    if not size:
+        return plain(name)
+    return f"{size:,}" if kind == "list" else size_of_bytes(size)
 
 
 def by_figure(document: Document) -> str:
     """A table for each figure that rows of a bench have, each with the rows that have it."""
+    return _by_figure(document, document["rows"])
+
+
+def lifecycle(document: Document) -> str:
+    """The same; what each graph left behind is of one row, and gets a table of its own with a line for each figure."""
     rows = document["rows"]
+    left = [key for key in dict.fromkeys(key for row in rows for key in row) if key.endswith(LEFT)]
+    lines = [
+        {"row": key.removesuffix(LEFT), "system": row["system"], LEFT: row[key]} for key in left for row in rows if key in row
+    ]
+    return _by_figure(document, [*rows, *lines])
+
+
+def _by_figure(document: Document, rows: Sequence[Result]) -> str:
     keys = [key for key in dict.fromkeys(key for row in rows for key in row) if head_of(key)]
     tables = []
     for key in keys:
@@ -236,12 +246,20 @@ def by_figure(document: Document) -> str:
     return "\n".join((*tables, f"{when(document)}\n{_missing(rows)}")) if tables else _none_of(document)
 
 
-HEADS = (("p50_us", "us (p50)"), ("per_s", "per second"), ("cpu_percent", "% of a core"), ("bytes", "bytes"))
+LEFT = "_per_graph"
+HEADS = {
+    "p50_us": "us (p50)",
+    "p50_ms": "ms (p50)",
+    "per_s": "per second",
+    "cpu_percent": "% of a core",
+    "bytes": "bytes",
+    LEFT: "left behind by each graph",
+}
 
 
 def head_of(key: str) -> str:
     """What a figure is called in a table: "us (p50)"; empty for those that tables do without, as means beside medians."""
-    for end, text in HEADS:
+    for end, text in HEADS.items():
         if key == end:
             return text
         if key.endswith(f"_{end}") and not key.startswith("ideal_"):
@@ -261,5 +279,5 @@ TABLES: dict[str, Table] = {
     "broadcast-tensors": Table("broadcast", lambda document: broadcast("tensor", "float32 tensor", document)),
     "serializer": Table("serializer", by_figure),
     "pipeline": Table("pipeline", by_figure),
-    "lifecycle": Table("lifecycle", by_figure),
+    "lifecycle": Table("lifecycle", lifecycle),
 }

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
+from microbench.console import size_of_bytes
 from microbench.document import figure, machine_line, troubles, validate, with_facts
 from microbench.harness import Result
 from microbench.targets import RATIOS, Verdict, judge
@@ -94,14 +95,6 @@ class Axis:
     tick: Callable[[float], str] = "{:,g}".format
 
 
-def size_of_bytes(count: float) -> str:
-    """A number of bytes, in the largest unit that leaves it whole."""
-    for unit, width in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= width and count % width == 0:
-            return f"{count / width:,g} {unit}"
-    return f"{count:,g} B"
-
-
 MEAN = Axis("mean_us", "from the writer's call to the last reader, mean (us)")
 UNPACED = Axis("unpaced_us", "as fast as it goes, per message (us)")
 P50 = Axis("p50_us", "one execution, p50 (us)")
@@ -164,7 +157,7 @@ def _curves(name: str, title: str, rows: Sequence[Result], x: Axis, y: Axis, cap
     points: dict[str, list[tuple[float, float, Result]]] = {}
     for row in rows:
         across, up = figure(row, x.key), figure(row, y.key)
-        if across is not None and up:  # a logarithmic axis has no place for zero
+        if across is not None and up is not None and up > 0:  # a logarithmic axis has no place for others
             points.setdefault(row["system"], []).append((across, up, row))
     if not points:
         return

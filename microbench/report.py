@@ -145,7 +145,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, float):
-        return f"-{number(-value)}" if value < 0 else number(value)
+        return number(value)
     if isinstance(value, int):
         return f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value)

@@ -79,7 +79,7 @@ def test_a_figure_lies_in_its_band_whatever_the_document_says(
 ) -> None:
     band = figure_with_band(row(p50_us=value, p50_us_low=low, p50_us_high=high), "p50_us", tolerance)
     assert band is not None
-    assert 0 <= band.low <= band.value <= band.high
+    assert band.low <= band.value <= band.high
     assert band.measured_band == (low is not None and high is not None)
 
 
@@ -108,7 +108,7 @@ def test_from_zero_there_is_no_percentage() -> None:
     assert (change.percent, change.verdict) == (None, Verdict.WORSE)
 
 
-@pytest.mark.parametrize("value", [None, "many", True, float("nan"), float("inf"), -1.0, 10**400])
+@pytest.mark.parametrize("value", [None, "many", True, float("nan"), float("inf"), 10**400])
 def test_what_is_no_figure_is_not_compared(value: Any) -> None:
     comparison = compare([row(p50_us=value)], [row(p50_us=1.0)])
     assert (comparison.figures, comparison.not_comparable) == ([], [("echo", "raycomm")])
@@ -122,6 +122,7 @@ def test_the_mean_stands_in_for_a_median_and_other_figures_with_bands_are_compar
     assert compared(mean_us=1, std_us=1) == ["mean_us"]
     assert compared(encode_p50_us=1, encode_mean_us=1, decode_per_s=1, bytes=9) == ["encode_p50_us", "decode_per_s"]
     assert compared(call_p50_us=1, call_mean_us=1, call_mean_us_low=1, call_mean_us_high=1) == ["call_mean_us"]
+    assert compared(p50_ms=1, mean_ms=1, ready_p50_ms=1) == ["p50_ms", "ready_p50_ms"]
     assert compared(per_s=1, ideal_per_s=2, unpaced_us=1) == ["per_s", "unpaced_us"]
     assert compared(open_ms=1, open_ms_low=1, open_ms_high=1) == ["open_ms"]
 
