@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer import Typer
 from typer.testing import CliRunner
@@ -40,6 +40,7 @@ def only_verdict(old: dict[str, Any], new: dict[str, Any]) -> Verdict:
 # bands
 
 
+@settings(deadline=None)
 @given(keys, rounds_of, rounds_of)
 def test_changed_means_that_every_round_of_one_is_beyond_every_round_of_the_other(
     key: str, old: list[float], new: list[float]
@@ -51,6 +52,7 @@ def test_changed_means_that_every_round_of_one_is_beyond_every_round_of_the_othe
         assert (verdict is Verdict.BETTER) == (higher == (key == "per_s"))
 
 
+@settings(deadline=None)
 @given(keys, rounds_of, rounds_of)
 def test_the_other_way_round_is_the_opposite(key: str, old: list[float], new: list[float]) -> None:
     opposite = {Verdict.WORSE: Verdict.BETTER, Verdict.BETTER: Verdict.WORSE, Verdict.UNCHANGED: Verdict.UNCHANGED}
@@ -58,6 +60,7 @@ def test_the_other_way_round_is_the_opposite(key: str, old: list[float], new: li
     assert only_verdict(of_rounds(key, new), of_rounds(key, old)) is opposite[forth]
 
 
+@settings(deadline=None)
 @given(keys, rounds_of)
 def test_nothing_changes_against_itself(key: str, values: list[float]) -> None:
     same = of_rounds(key, values)
@@ -65,6 +68,7 @@ def test_nothing_changes_against_itself(key: str, values: list[float]) -> None:
     assert (comparison.changes, comparison.unchanged_rows, comparison.is_worse) == ([], 1, False)
 
 
+@settings(deadline=None)
 @given(keys, rounds_of, rounds_of, amounts)
 def test_a_further_round_of_the_noise_changes_nothing_that_was_unchanged(
     key: str, old: list[float], new: list[float], further: float
@@ -73,6 +77,7 @@ def test_a_further_round_of_the_noise_changes_nothing_that_was_unchanged(
         assert only_verdict(of_rounds(key, [*old, further]), of_rounds(key, new)) is Verdict.UNCHANGED
 
 
+@settings(deadline=None)
 @given(amounts, st.none() | amounts, st.none() | amounts, st.floats(min_value=0, max_value=100))
 def test_a_figure_lies_in_its_band_whatever_the_document_says(
     value: float, low: float | None, high: float | None, tolerance: float
@@ -83,6 +88,7 @@ def test_a_figure_lies_in_its_band_whatever_the_document_says(
     assert band.measured_band == (low is not None and high is not None)
 
 
+@settings(deadline=None)
 @given(rounds_of, rounds_of)
 def test_the_sign_of_the_change_is_that_of_the_verdict(old: list[float], new: list[float]) -> None:
     (change,) = compare([of_rounds("p50_us", old)], [of_rounds("p50_us", new)]).figures
