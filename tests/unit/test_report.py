@@ -160,19 +160,12 @@ def test_the_pipeline_has_a_figure_for_each_way_to_grow() -> None:
 
 @pytest.mark.parametrize("bench", sorted(ROWS))
 def test_figures_are_pictures(bench: str) -> None:
-    for plot in plots(document(bench)):
-        assert plot.png().startswith(PNG)
+    assert plots(document(bench))[0].png().startswith(PNG)
 
 
 def test_figures_that_cannot_be_drawn_are_left_to_the_table() -> None:
-    figures: list[dict[str, Any]] = [
-        {"mean_us": None},
-        {"mean_us": 0.0},
-        {"mean_us": -1.0},
-        {"mean_us": 10**400},
-        {"size": "big"},
-        {},
-    ]
+    no_means: list[dict[str, Any]] = [{"mean_us": value} for value in (None, 0.0, -1.0, 10**400)]
+    figures = [*no_means, {"size": "big", "mean_us": 1.0}, {}]
     for each in figures:
         assert plots(document("broadcast", [{"row": "list_101", "system": "x", "kind": "list", "size": 101, **each}])) == []
     assert plots(document("accelerated_dag", [{"row": "echo_int", "system": "raycomm", "p50_us": 1.0}])) == []
@@ -244,8 +237,8 @@ def page_of(*documents: dict[str, Any]) -> Page:
 
 
 def test_the_page_needs_nothing_else() -> None:
-    page = page_of(document("broadcast"), document("pipeline"))
-    assert page.tags.count("img") == 9
+    page = page_of(document("accelerated_dag"), document("pipeline"))
+    assert page.tags.count("img") == 6
     assert [source for source in page.sources if not source.startswith(("data:image/png;base64,", "#result-"))] == []
     assert "script" not in page.tags
     assert "link" not in page.tags
@@ -255,7 +248,8 @@ def test_the_page_has_machine_figures_bands_and_reasons() -> None:
     text = page_of(document("broadcast")).text
     assert MACHINE_LINE in text
     assert "readers: 4" in text
-    assert "204" in text
+    assert "204.8" not in text
+    assert "205" in text
     assert "9.09 to 12.1" in text
     assert "failed: hung $x_1$ <b> after 60 s" in text
     assert text.count("left out: needs a GPU") == 4
