@@ -177,7 +177,7 @@ def _stems(results: Sequence[Path]) -> list[str]:
 
 
 def main(
-    results: Annotated[list[Path], typer.Argument(help="Files written by a bench's --json.", metavar="RESULT.json...")],
+    results: Annotated[list[Path], typer.Argument(help="Files written by a bench's --json.", metavar="RESULT.json")],
     out: Annotated[Path, typer.Option(help="Where to write; made if it is not there.", metavar="DIR")] = Path("bench-report"),
 ) -> None:
     """Draws result documents: one page with all of them, and a PNG file per figure."""

@@ -322,6 +322,14 @@ def test_a_missing_file_leaves_its_tables_alone_and_is_said(checkout: Path) -> N
     assert (checkout / "README.md").read_text() == before
 
 
+def test_without_results_nothing_is_said_to_be_right(checkout: Path) -> None:
+    shutil.rmtree(checkout / tables.RESULTS)
+    code, out, _ = invoke("--check", "--root", checkout)
+    assert code == 0
+    assert all(line.startswith("no docs/results/") for line in out.splitlines())
+    assert len(out.splitlines()) == 5
+
+
 def test_results_without_a_marker_are_said(checkout: Path) -> None:
     page = checkout / "docs/performance.md"
     page.write_text(page.read_text().replace("<!-- broadcast-lists -->", "").replace("<!-- broadcast-tensors -->", ""))
