@@ -31,6 +31,17 @@ def refuse(text: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+def read_or_refuse(path: Path) -> dict[str, Any]:
+    """The document in a file, rows and all; else one line that says why there is none, and exit code 2."""
+    try:
+        found = document.read(path)
+    except document.SchemaError as error:
+        refuse(f"{path}: {error}")
+    if not found["rows"]:
+        refuse(f"{path}: no rows")
+    return found
+
+
 class BenchRun:
     """One run of a bench. Use as a context manager; SIGINT and SIGTERM leave it with exit code 130, and nothing is written.
 

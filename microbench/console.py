@@ -98,7 +98,17 @@ def number(value: float | None) -> str:
     """Three figures or so: nobody compares the ninth."""
     if value is None:
         return ""
+    if value < 0:
+        return f"-{number(-value)}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def size_of_bytes(count: float) -> str:
+    """A number of bytes, in the largest unit that leaves it whole."""
+    for unit, width in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= width and count % width == 0:
+            return f"{count / width:,g} {unit}"
+    return f"{count:,g} B"
 
 
 def results_table(results: Sequence[Result]) -> Table:

@@ -12,6 +12,7 @@ import datetime
 import importlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any
 from microbench.harness import Result
 
 SCHEMA = 1
+VERSIONS = ("python", "ray", "torch", "raycomm")
 
 
 class SchemaError(ValueError):
@@ -85,7 +87,7 @@ def read(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SchemaError(error.strerror or str(error)) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         raise SchemaError(f"not JSON: {error}") from error
     validate(document)
     assert isinstance(document, dict)
@@ -110,6 +112,44 @@ def validate(document: Any) -> list[dict[str, Any]]:
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """The machine in one line."""
-    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "ray", "torch", "raycomm"))
-    return f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; {versions}; {machine['date']}"
+    """The machine in one line; what a document does not say of it is a question mark."""
+    known = {name: str(machine.get(name, "?")) for name in ("cpu", "cores", "kernel", "date", *VERSIONS)}
+    versions = ", ".join(f"{name} {known[name]}" for name in VERSIONS)
+    return f"{known['cpu']}, {known['cores']} cores, Linux {known['kernel']}; {versions}; {known['date']}"
+
+
+def figure(row: Mapping[str, Any], key: str) -> float | None:
+    """A row's figure, or None where it has none that can be reckoned with: documents are also written by hand."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def trouble(row: Mapping[str, Any]) -> str:
+    """Why a row failed or was left out, in a line; empty when it was measured."""
+    for key, word in (("error", "failed"), ("left_out", "left out")):
+        if key in row:
+            return f"{word}: {' '.join(str(row[key]).split())}"
+    return ""
+
+
+def troubles(rows: Sequence[Result]) -> list[str]:
+    """Which systems failed or were left out, and why: a line for each system and reason, however many rows it holds for."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if reason := trouble(row):
+            names.setdefault((row["system"], reason), []).append(row["row"])
+    return [f"{system}: {of[0] if len(of) == 1 else f'{len(of)} rows'} {why}" for (system, why), of in names.items()]
+
+
+def with_facts(rows: Sequence[Result], keys: Sequence[str]) -> list[Result]:
+    """The rows, each with what another system's row of the same name says of it: a failed one may have no more than its name."""
+    facts: dict[str, Result] = {}
+    for row in rows:
+        facts.setdefault(row["row"], {}).update({key: row[key] for key in keys if key in row})
+    return [facts[row["row"]] | row for row in rows]
