@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from microbench import console as display
-from microbench.command import BenchRun, JsonPath, refuse
+from microbench.command import BenchRun, CsvPath, JsonPath, refuse
 from microbench.gpu_found import look_for_gpus
 from microbench.gpu_rows import GPU_ROWS, TORCH, GpuRow, Gpus, plan_gpu_turns
 from microbench.harness import FULL, QUICK, Result, Rounds, Turn
@@ -108,6 +108,7 @@ def main(
     rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
     rivals: Annotated[Rivals, typer.Option(help="What to compare with.")] = Rivals.RAY,
     json: JsonPath = None,
+    csv: CsvPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
 ) -> None:
     """Measures compiled actor graphs: raycomm beside Ray Compiled Graphs, a plain actor call and the native floor."""
@@ -125,7 +126,7 @@ def main(
     effort = QUICK if quick else FULL
     facts, line = describe_device(device, chosen, found)
     results: list[Result] = []
-    with BenchRun("accelerated_dag", json, facts) as run:
+    with BenchRun("accelerated_dag", json, facts, csv=csv) as run:
         run.console.print(f"device: {line}", markup=False, soft_wrap=True)
         with display.LiveProgress(run.console, sum(part.steps(rounds, effort.idle_rounds) for part in parts)) as progress:
             for part in parts:

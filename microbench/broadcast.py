@@ -22,7 +22,7 @@ import typer
 from rich.table import Table
 
 from microbench.broadcast_session import FULL, QUICK
-from microbench.command import BenchRun, JsonPath, refuse
+from microbench.command import BenchRun, CsvPath, JsonPath, refuse
 from microbench.console import LiveProgress, number, show
 from microbench.harness import Result, Rounds, Turn
 from microbench.interpreters import Interpreters
@@ -97,6 +97,7 @@ def main(
     systems: Annotated[str | None, typer.Option(help="Only systems it is found in.", metavar="REGEX")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; 3 unless --quick.")] = None,
     json: JsonPath = None,
+    csv: CsvPath = None,
 ) -> None:
     """Measures a broadcast over raycomm's ring and over its rivals."""
     sizes = [*LISTS, *(workload for workload in TENSORS if not quick or workload.size <= QUICK_TENSORS_UP_TO)]
@@ -116,7 +117,7 @@ def main(
         "seed": SEED,
         "wait_policy": "raycomm's defaults; others as they come",
     }
-    with BenchRun("broadcast", json, facts) as run:
+    with BenchRun("broadcast", json, facts, csv=csv) as run:
         for name, lack in {result["system"]: result["left_out"] for result in left_out}.items():
             run.console.print(f"left out: {name}: {lack}", markup=False, soft_wrap=True)
         steps = times * sum(len(turn.rows) for turn in turns)

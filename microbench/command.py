@@ -23,6 +23,7 @@ from microbench import document
 from microbench.harness import Result
 
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", metavar="PATH")]
+CsvPath = Annotated[Path | None, typer.Option("--csv", help="Write its rows to this file.", metavar="PATH")]
 
 
 def refuse(text: str) -> NoReturn:
@@ -47,29 +48,34 @@ class BenchRun:
 
     Args:
         bench: its name, for the document.
-        json: where to write the result, if anywhere.
+        json, csv: where to write the result and its rows, if anywhere.
         facts: what else the figures depend on, told of the machine.
 
     Raises:
-        typer.Exit: `json` cannot be written.
+        typer.Exit: one of the files cannot be written.
     """
 
-    def __init__(self, bench: str, json: Path | None, facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, bench: str, json: Path | None, facts: Mapping[str, Any] | None = None, *, csv: Path | None = None) -> None:
         self.bench = bench
         self.console = display.make_console()
         self.machine = document.describe_machine() | dict(facts or {})
         self._json = json
-        if json is not None:
+        self._csv = csv
+        for option, path in (("--json", json), ("--csv", csv)):
             try:
-                document.check_writable(json)
+                if path is not None:
+                    document.check_writable(path)
             except OSError as error:
-                refuse(f"--json: cannot write {json}: {error.strerror}")
+                refuse(f"{option}: cannot write {path}: {error.strerror}")
 
     def write(self, rows: Sequence[Result]) -> None:
-        """Write the document, if one was asked for."""
+        """Write the document and the rows, where that was asked for."""
         if self._json is not None:
             document.write_json(self._json, self.bench, self.machine, rows)
             self.console.print(f"written: {self._json}", markup=False)
+        if self._csv is not None:
+            document.write_csv(self._csv, rows)
+            self.console.print(f"written: {self._csv}", markup=False)
 
     def __enter__(self) -> Self:
         # A plain SIGTERM would end this process and skip the clean-up of its children.

@@ -8,6 +8,7 @@ those of `microbench.harness`, units in their names.
 
 from __future__ import annotations
 
+import csv
 import datetime
 import importlib
 import importlib.metadata
@@ -79,6 +80,15 @@ def write_json(path: Path, bench: str, machine: Mapping[str, Any], rows: Sequenc
     """Writes the result document of a bench."""
     document = {"schema": SCHEMA, "bench": bench, "machine": dict(machine), "rows": list(rows)}
     path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_csv(path: Path, rows: Sequence[Result]) -> None:
+    """Writes the rows, a column for each key that any of them has; empty where a row has none."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, keys)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def read(path: Path) -> dict[str, Any]:

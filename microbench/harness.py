@@ -71,7 +71,7 @@ def latency(samples_ns: Iterable[int]) -> Measurement:
 def median_of_rounds(rounds: Sequence[Measurement]) -> Measurement:
     """The median of each figure over the rounds; `count` is summed, `rounds` says how many there were.
 
-    Of those with an end in `BANDS` also the lowest and the highest, as `p50_us_low` and so on: what `microbench.compare` takes for noise.
+    Of those with an end in `BANDS` also lowest and highest, as `p50_us_low` and so on: `microbench.compare` takes them for noise.
     """
     if not rounds:
         raise ValueError("no rounds")

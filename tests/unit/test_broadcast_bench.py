@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import os
 import signal
 from pathlib import Path
@@ -223,7 +223,8 @@ def test_bad_input_is_refused_in_a_line(args: list[str], says: str) -> None:
 def test_a_run(tmp_path: Path) -> None:
     path = tmp_path / "broadcast.json"
     chosen = ["--quick", "--rounds", "2", "--readers", "1", "--rows", "list_101$", "--systems", "^(raycomm:msgpack|nccl)$"]
-    code, out, err = invoke(*chosen, "--json", str(path))
+    rows = tmp_path / "broadcast.csv"
+    code, out, err = invoke(*chosen, "--json", str(path), "--csv", str(rows))
     assert (code, err) == (0, ""), err
     assert "left out: nccl: takes a GPU per process, 2; found " in out
     document = read(path)
@@ -234,4 +235,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert ours["mean_us_low"] <= ours["mean_us"] <= ours["mean_us_high"]
     assert {"std_us", "p50_us", "p99_us", "call_mean_us", "unpaced_us", "encoded_bytes"} <= set(ours)
     assert theirs["left_out"].startswith("takes a GPU")
-    json.dumps(document, allow_nan=False)
+    with rows.open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["system"], float(first["mean_us"]), first["left_out"]) == ("raycomm:msgpack", ours["mean_us"], "")
+    assert (second["system"], second["mean_us"], second["left_out"]) == ("nccl", "", theirs["left_out"])
