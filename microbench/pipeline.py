@@ -1,7 +1,7 @@
 """`python -m microbench.pipeline`: how graphs scale, raycomm beside Ray Compiled Graphs, on a Ray cluster on this machine.
 
-- `inflight_N`, `inflight_N_tensor`: executions per second of a chain of four actors with N in flight, of an integer and of a float16
-  tensor of 192 KiB.
+- `inflight_N`, `inflight_N_tensor`: executions per second of a chain of four actors with N in flight, of an integer and of a
+  float16 tensor of 192 KiB.
 - `chain_N`: latency of one execution through N actors, one after the other; `per_hop`: what one actor more adds.
 - `fan_N`: latency of one execution with N actors side by side, all given the input, all outputs fetched.
 - `compute_T`: executions per second of a chain of four with four in flight, each stage taking T ms, and the most that this stage
@@ -48,7 +48,7 @@ def main(
     json: JsonPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
 ) -> None:
-    """Measures how graphs scale with executions in flight, length, width and work per stage, raycomm beside Ray Compiled Graphs."""
+    """Measures how graphs scale with executions in flight, length, width and work: raycomm beside Ray Compiled Graphs."""
     try:
         chosen = choose(rows)
     except ValueError as error:

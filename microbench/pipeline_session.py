@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from microbench.harness import Effort, Measurement, latency, time_calls, time_throughput, warm_up
@@ -80,7 +81,8 @@ class PipelineSession:
         if name not in self._systems:
             from microbench.rivals.pipeline_graphs import RaycommPipelines, RayPipelines
 
-            self._systems[name] = {RAYCOMM: RaycommPipelines, RAY_GRAPH: RayPipelines}[name]()
+            kinds: dict[str, Callable[[], Pipelines]] = {RAYCOMM: RaycommPipelines, RAY_GRAPH: RayPipelines}
+            self._systems[name] = kinds[name]()
         return self._systems[name]
 
 

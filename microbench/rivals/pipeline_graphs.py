@@ -11,14 +11,13 @@ from typing import Any, Protocol
 
 import psutil
 import ray
-from ray.dag import DAGContext
-from ray.dag import InputNode as RayInputNode
-from ray.dag import MultiOutputNode as RayMultiOutputNode
 
 from microbench.pipeline_rows import Shape, Wiring
 from microbench.rivals.base import Actors, Calls, calls_of_all, calls_of_one
 
 IMPORT_LIMIT_S = 120.0  # 16 actors that import torch on two cores take 20 s, and as long again beside other work
+COMPILE_LIMIT_S = 60.0
+CALL_LIMIT_S = 30  # of one execution; Ray's 10 seconds may be too few where spinning loops outnumber the cores
 TEARDOWN_LIMIT_S = 5.0
 IDLE_WINDOW_S = 0.2
 IDLE_PERCENT = 40.0  # of a core, all actors together: 16 idle ones use some 15, one loop that spins all that it gets
@@ -74,7 +73,9 @@ class RaycommPipelines:
         _load(actors, shape.imports)
         with InputNode() as value:
             output = connect(value, actors, shape, bind, MultiOutputNode)
-        self._graph = raycomm.compile(output)
+        self._graph = raycomm.compile(
+            output, compile_timeout=COMPILE_LIMIT_S, get_timeout=CALL_LIMIT_S, submit_timeout=CALL_LIMIT_S
+        )
         return calls(self._graph.execute, shape)
 
     def teardown(self) -> None:
@@ -92,10 +93,10 @@ class RaycommPipelines:
 class RayPipelines:
     """Actors go from graph to graph, and stay for the next round, only where Ray has verifiably let go of them.
 
-    While a graph is there its loops spin a full core in each actor. Its `teardown` can hang, and only a kill frees the cores then;
-    but to start 16 actors anew each round takes longer than all that is measured, since Ray's first execution has each of them
-    import torch. So a teardown has a limit, what passes it costs the actors, and so does one that still uses its core when it is
-    the other system's turn.
+    While a graph is there its loops spin a full core in each actor. Its `teardown` can hang, and only a kill frees the cores
+    then; but to start 16 actors anew each round takes longer than all that is measured, since each imports torch for Ray's
+    channels. So a teardown that passes its limit costs the actors, and so does any use of the cores when it is the other
+    system's turn.
     """
 
     def __init__(self) -> None:
@@ -105,16 +106,18 @@ class RayPipelines:
         self._dag: Any = None
 
     def compile(self, shape: Shape) -> Calls:
+        from ray.dag import DAGContext, InputNode, MultiOutputNode
+
         if len(self._actors) < shape.actors:
             self._actors += self._pool.fresh(shape.actors - len(self._actors))
             self._pids = self._pool.pids(self._actors)
         actors = self._actors[: shape.actors]
-        # Beside the loops that spin, torch takes Ray's first execution several seconds of import per actor.
+        # Else it happens in the first execution, beside loops that spin, and takes several times as long.
         _load(actors, ("torch", *shape.imports))
-        with RayInputNode() as value:
-            output = connect(value, actors, shape, lambda method, node: method.bind(node), RayMultiOutputNode)
-        # Ray's 10 seconds may be too few where loops outnumber the cores. The bench has its own limit.
-        DAGContext.get_current().get_timeout = DAGContext.get_current().submit_timeout = round(IMPORT_LIMIT_S)
+        with InputNode() as value:
+            output = connect(value, actors, shape, lambda method, node: method.bind(node), MultiOutputNode)
+        context = DAGContext.get_current()
+        context.get_timeout = context.submit_timeout = CALL_LIMIT_S
         self._dag = output.experimental_compile()
         return calls(self._dag.execute, shape)
 
@@ -128,19 +131,18 @@ class RayPipelines:
             self.discard()
 
     def discard(self) -> None:
-        self._dag = None
         actors, self._actors = self._actors, []
         pids, self._pids = self._pids, []
         self._pool.kill(actors, pids)
+        self._dag = None  # not before: a graph that is dropped is torn down, which may hang
 
 
-def connect(
-    value: Any, actors: Sequence[Any], shape: Shape, bind: Callable[[Any, Any], Any], outputs: Callable[[Any], Any]
-) -> Any:
+def connect(value: Any, actors: Sequence[Any], shape: Shape, bind: Callable[[Any, Any], Any], outputs: Any) -> Any:
     """The last node of the graph.
 
     Args:
-        bind: makes a node of an actor's method and the node whose value it is given.
+        value: the node of the graph's input.
+        bind: makes a node of an actor's method and of the node whose value it is given.
         outputs: makes one node of several.
     """
     methods = [getattr(actor, shape.method) for actor in actors]
@@ -153,6 +155,7 @@ def connect(
 
 
 def calls(execute: Any, shape: Shape) -> Calls:
+    """The calls of a compiled graph."""
     return calls_of_all(execute) if shape.wiring is Wiring.FAN_OUT else calls_of_one(execute)
 
 
