@@ -7,20 +7,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 import ray
 
 from microbench.pipeline_rows import Shape, Wiring
 from microbench.rivals.base import Actors, Calls, calls_of_all, calls_of_one
 
-IMPORT_LIMIT_S = 120.0  # 16 actors that import torch on two cores take 20 s, and as long again beside other work
+IMPORT_LIMIT_S = 90.0  # 16 actors that import torch on two cores take 20 s, and as long again beside other work
 COMPILE_LIMIT_S = 60.0
 CALL_LIMIT_S = 30  # of one execution; Ray's 10 seconds may be too few where spinning loops outnumber the cores
 TEARDOWN_LIMIT_S = 5.0
 IDLE_WINDOW_S = 0.2
-IDLE_PERCENT = 40.0  # of a core, all actors together: 16 idle ones use some 15, one loop that spins all that it gets
+IDLE_SHARE = 0.5  # of a window: a thread that waits wants a core for a hundredth of it, one that spins for all of it
 
 
 class Stage:
@@ -95,7 +95,7 @@ class RayPipelines:
 
     While a graph is there its loops spin a full core in each actor. Its `teardown` can hang, and only a kill frees the cores
     then; but to start 16 actors anew each round takes longer than all that is measured, since each imports torch for Ray's
-    channels. So a teardown that passes its limit costs the actors, and so does any use of the cores when it is the other
+    channels. So a teardown that passes its limit costs the actors, and so does a thread that still spins when it is the other
     system's turn.
     """
 
@@ -177,15 +177,33 @@ def returns_within(call: Callable[[], Any], limit_s: float) -> bool:
 
 
 def idle(pids: Sequence[int], window_s: float) -> bool:
-    """Whether processes that are all there use next to no CPU time."""
-    try:
-        processes = [psutil.Process(pid) for pid in pids]
-        for process in processes:
-            process.cpu_percent()  # begins the window
-        time.sleep(window_s)
-        return sum(process.cpu_percent() for process in processes) < IDLE_PERCENT
-    except psutil.NoSuchProcess:
+    """Whether processes are all there, and none of their threads spins.
+
+    Told by the time that a thread has a core or stands in line for one, so that it is the same on a machine that is full.
+    """
+    before, start = _wanted_ns(pids), time.perf_counter_ns()
+    time.sleep(window_s)
+    after, stop = _wanted_ns(pids), time.perf_counter_ns()
+    if before is None or after is None:
         return False
+    return all(wanted - before.get(thread, 0) < IDLE_SHARE * (stop - start) for thread, wanted in after.items())
+
+
+def _wanted_ns(pids: Sequence[int]) -> dict[str, int] | None:
+    """Nanoseconds that each thread has run or waited for a core; None: one of the processes is gone."""
+    wanted = {}
+    for pid in pids:
+        try:
+            threads = list(Path(f"/proc/{pid}/task").iterdir())
+        except OSError:
+            return None
+        for thread in threads:
+            try:
+                ran, waited, _ = (thread / "schedstat").read_text().split()
+            except OSError:
+                continue  # it has just ended
+            wanted[thread.name] = int(ran) + int(waited)
+    return wanted
 
 
 def _load(actors: Sequence[Any], modules: Sequence[str]) -> None:

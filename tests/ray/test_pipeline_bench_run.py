@@ -31,7 +31,7 @@ def test_a_run_of_both_systems(tmp_path: Path) -> None:
         assert found["chain_2", system]["hops"] == 2
         assert found["chain_2", system]["p99_us"] >= found["chain_2", system]["p50_us"] > 0
         assert found["fan_2", system]["fan_out"] == 2
-        # No stage sleeps for less than it was asked to.
-        assert 0 < found["compute_1", system]["per_s"] < 1000
+        # No stage sleeps for less than it was asked to; four executions may be over when the clock starts.
+        assert 0 < found["compute_1", system]["per_s"] < 1100
         assert found["compute_1", system]["stage_us"] >= 1000
     assert found["compute_1", RAYCOMM]["ideal_per_s"] == found["compute_1", RAY_GRAPH]["ideal_per_s"]
