@@ -1,4 +1,4 @@
-"""The pipeline bench as it is run: its own cluster, both systems, a row of each kind."""
+"""The pipeline bench as it is run: its own cluster, both systems, some latencies and a throughput."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from microbench.document import validate
 from microbench.rows import RAY_GRAPH, RAYCOMM
 
-ROWS = ["inflight_2", "inflight_2_tensor", "chain_1", "chain_2", "per_hop", "fan_2", "compute_1"]
+ROWS = ["chain_1", "chain_2", "per_hop", "fan_2", "compute_1"]
 
 
 def test_a_run_of_both_systems(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     command = [sys.executable, "-m", "microbench.pipeline", "--quick", "--rounds", "2", "--json", str(path)]
-    command += ["--rows", "^(inflight_2|inflight_2_tensor|chain_[12]|fan_2|compute_1)$"]
+    command += ["--rows", "^(chain_[12]|fan_2|compute_1)$"]
     run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
     assert (run.returncode, run.stderr) == (0, "")
     assert "medians over the rounds" in run.stdout
@@ -27,8 +27,7 @@ def test_a_run_of_both_systems(tmp_path: Path) -> None:
     assert [(row["row"], row["system"]) for row in rows] == [(row, system) for row in ROWS for system in (RAYCOMM, RAY_GRAPH)]
     found = {(row["row"], row["system"]): row for row in rows}
     for system in (RAYCOMM, RAY_GRAPH):
-        assert found["inflight_2_tensor", system].items() >= {"in_flight": 2, "rounds": 2}.items()
-        assert found["chain_2", system]["hops"] == 2
+        assert found["chain_2", system].items() >= {"hops": 2, "rounds": 2}.items()
         assert found["chain_2", system]["p99_us"] >= found["chain_2", system]["p50_us"] > 0
         assert found["fan_2", system]["fan_out"] == 2
         # No stage sleeps for less than it was asked to; four executions may be over when the clock starts.
