@@ -131,19 +131,28 @@ def busy_call(actor: Any) -> Iterator[None]:
 
 def graph_calls(execute: Any, topology: Topology) -> Calls:
     """The calls of a compiled graph, the same for raycomm's and Ray's: `execute(x).get()`, each ref by its own `get`."""
+    return calls_of_all(execute) if topology is Topology.BROADCAST4 else calls_of_one(execute)
 
-    def call_one(value: Any) -> Any:
+
+def calls_of_one(execute: Any) -> Calls:
+    """Of a graph with one output."""
+
+    def call(value: Any) -> Any:
         return execute(value).get()
 
-    def call_all(value: Any) -> Any:
-        return [ref.get() for ref in execute(value)]
-
-    def fetch_one(ref: Any) -> Any:
+    def fetch(ref: Any) -> Any:
         return ref.get()
 
-    def fetch_all(refs: Any) -> Any:
+    return Calls(call, execute, fetch)
+
+
+def calls_of_all(execute: Any) -> Calls:
+    """Of a graph with several outputs, all of them fetched."""
+
+    def call(value: Any) -> Any:
+        return [ref.get() for ref in execute(value)]
+
+    def fetch(refs: Any) -> Any:
         return [ref.get() for ref in refs]
 
-    if topology is Topology.BROADCAST4:
-        return Calls(call_all, execute, fetch_all)
-    return Calls(call_one, execute, fetch_one)
+    return Calls(call, execute, fetch)
