@@ -25,7 +25,7 @@ from rich.table import Table
 
 from microbench import console as display
 from microbench.accelerated_dag_gpu import Rivals
-from microbench.command import BenchRun, JsonPath, refuse
+from microbench.command import BenchRun, CsvPath, JsonPath, refuse
 from microbench.console import number
 from microbench.harness import FULL, QUICK, Effort, Result, Rounds
 from microbench.pipeline_rows import choose, complete, plan_turns
@@ -46,6 +46,7 @@ def main(
     rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
     rivals: Annotated[Rivals, typer.Option(help="What to compare with.")] = Rivals.RAY,
     json: JsonPath = None,
+    csv: CsvPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
 ) -> None:
     """Measures how graphs scale with executions in flight, length, width and work: raycomm beside Ray Compiled Graphs."""
@@ -54,7 +55,7 @@ def main(
     except ValueError as error:
         refuse(f"--rows: {error}")
     systems = (RAYCOMM, RAY_GRAPH) if rivals is Rivals.RAY else (RAYCOMM,)
-    with BenchRun("pipeline", json) as run:
+    with BenchRun("pipeline", json, csv=csv) as run:
         progress = display.LiveProgress(run.console, len(chosen) * len(systems) * rounds)
         with progress, BenchProcess(SERVES) as process:
             measured = Rounds(process, effort_of(quick), progress).run(plan_turns(chosen, systems), rounds)
