@@ -18,10 +18,9 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from raycomm import _core
-
 from microbench import counted
 from microbench.counted import CALLS, GO, MARK, READY, VALUES, Group, Operation, sections
+from raycomm import _core
 
 CHILD_LIMIT_S = 400.0
 SWITCH_LIMIT_S = 60.0
@@ -80,7 +79,9 @@ def _run(valgrind: str, group: Group, directory: Path) -> None:
     ]
     with (
         log.open("wb") as errors,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=_ROOT, env=_environment()) as child,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=_ROOT, env=_environment()
+        ) as child,
     ):
         assert child.stdin is not None
         assert child.stdout is not None
@@ -138,7 +139,8 @@ def per_call(group: Group, dumps: Iterable[int]) -> Counts:
         )
     in_all = dict(zip(expected, found[1::2], strict=True))
     return {
-        value: {op: (in_all[value, op, 2 * CALLS] - in_all[value, op, CALLS]) / CALLS for op in Operation} for value in VALUES[group]
+        value: {op: (in_all[value, op, 2 * CALLS] - in_all[value, op, CALLS]) / CALLS for op in Operation}
+        for value in VALUES[group]
     }
 
 
