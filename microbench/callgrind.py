@@ -45,7 +45,7 @@ def find_valgrind() -> str | None:
 
 
 def facts(valgrind: str) -> dict[str, str]:
-    """All that the counts depend on besides raycomm's own code. Counts are comparable only where every one of these is the same."""
+    """All that counts depend on besides raycomm's own code: two are comparable only where every one of these is the same."""
     version = subprocess.run([valgrind, "--version"], capture_output=True, text=True, timeout=CHILD_LIMIT_S, check=False).stdout
     return {
         "arch": platform.machine(),
@@ -145,9 +145,9 @@ def per_call(group: Group, dumps: Iterable[int]) -> Counts:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of what the caller has set but where to find things: no option of raycomm's, and one thread, whose instructions are counted.
+    """Nothing of what the caller has set but where to find things: no option of raycomm's, and no second thread to be counted.
 
-    The environment lies on the stack, whose place decides on a few instructions of every copy: it always has the same length.
+    It lies on the stack, whose place decides on a few instructions of a copy: it always has the same length.
     """
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
     environment = kept | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONHASHSEED": "0"}

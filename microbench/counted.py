@@ -3,16 +3,17 @@
     valgrind --tool=callgrind --instr-atstart=no --dump-before=getpriority python -m microbench.counted builtins
 
 The child warms up, says `READY`, and goes on when it is told `GO`, with callgrind switched on (`microbench.callgrind` does that).
-Callgrind writes what it has counted whenever `MARK` is called, and starts again from zero: what lies between two marks has a count of
-its own. Each operation is done `CALLS` times between two marks and twice as often between two others. The difference of the two
-counts is the operation's, without the marks; of Python there is only the loop around the call, which is C.
+Callgrind writes what it has counted whenever `MARK` is called, and starts again from zero: what lies between two marks has a
+count of its own. Each operation is done `CALLS` times between two marks and twice as often between two others. The difference of
+the two counts is the operation's, without the marks; of Python there is only the loop around the call, which is C.
 
-One process writes the ring and reads it. Valgrind 3.19 knows no `pidfd_open`, without which a peer's memory cannot be attached, and
-of two processes it would count how they wait for each other.
+One process writes the ring and reads it. Valgrind 3.19 knows no `pidfd_open`, without which a peer's memory cannot be attached,
+and of two processes it would count how they wait for each other.
 """
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import gc
 import os
@@ -167,13 +168,16 @@ def _begin() -> None:
 
 
 def _fill_holes() -> list[bytes]:
-    """Memory that fills the holes which the start of the interpreter has left in its heap, for as long as the caller keeps it.
+    """Fill the holes that the imports have left in the heaps; those in Python's own for as long as the caller keeps what it gets.
 
-    An allocator takes longer where it has holes to look through, and which ones there are depends on path names and on whether the
-    modules were compiled before: 5 % of a short call. What is allocated from now on comes from where nothing was.
+    An allocator takes longer where it has holes to look through, and which ones there are depends on path names and on whether
+    the modules were compiled before: 5 % of a short call. What is allocated from now on comes from where nothing was.
     """
-    sizes = [*range(0, 480, 16)] * 2000 + [460] * 60_000 + [1 << size for size in range(10, 17)] * 200
-    return [bytes(size) for size in sizes]
+    malloc = ctypes.CDLL(None).malloc
+    malloc.restype = ctypes.c_void_p
+    for size in [*range(16, 1040, 16)] * 500 + [1 << power for power in range(10, 18)] * 100:
+        malloc(size)  # kept until the process ends
+    return [bytes(size) for size in [*range(0, 480, 16)] * 2000 + [460] * 60_000]
 
 
 def _mark() -> None:

@@ -1,25 +1,26 @@
 """`python -m microbench.instructions`: how many instructions raycomm's write, read, encode and decode take.
 
-Counted by valgrind's callgrind, and so the same on a busy machine as on a quiet one: three runs agree within a thousandth, where
-times differ by a tenth. A count is not a time (a streaming store is one instruction, and so is an atomic exchange), but where nothing
-else was changed, more instructions are more time. What exactly is counted, and how: `microbench.counted`.
+Counted by valgrind's callgrind, and so the same on a busy machine as on a quiet one. A count is not a time: a streaming store is
+one instruction, and so is an atomic exchange. But it shows what a change adds to the hot path where the clock shows only noise.
+What exactly is counted, and how: `microbench.counted`.
 
 `--check` compares with the baseline, `instructions.json` beside this file, and fails where an operation takes over 2 % more
-instructions. Counts depend on the processor's kind, the C library, the compiler, valgrind, and the builds of Python, numpy and torch.
-The baseline carries these facts; where one differs, `--check` names it, compares nothing, and passes. It passes with "skipped: ..."
-where valgrind is missing.
+instructions. Counts depend on the kind of processor, the C library, the compiler, valgrind, and the builds of Python, nanobind,
+numpy and torch. The baseline carries these facts; where one differs, `--check` names it, compares nothing, and passes. Where
+valgrind is missing it prints "skipped: ..." and passes.
 
-A change that is worth its instructions, or saves some, moves the baseline: run `--move-baseline` on the machine whose baseline it
-is, and commit the file with the change.
+A change that is worth its instructions, or saves some, moves the baseline: run `--move-baseline` where `--check` compares, and
+commit the file with the change. On another machine it makes that machine's facts the ones that the baseline is good for.
 
-Exit code 0: counted; with `--check` also: nothing is slower, or nothing could be compared. 1: an operation takes more instructions
-than the baseline allows, or could not be counted. 2: bad input, or no valgrind. 130: interrupted.
+Exit code 0: counted; with `--check`: nothing takes more, or nothing could be compared. 1: with `--check`, an operation takes more
+instructions than the baseline allows, or could not be counted; with `--move-baseline`, one could not be counted, and the baseline
+stays. 2: bad input, or no valgrind. 130: interrupted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -60,18 +61,27 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a run's rows are beside the baseline's: operations outside the tolerance, and how many are inside it.
+    """A run's operations beside the baseline's, by what came of each.
 
     Attributes:
-        missing: rows of the baseline, counted there, that failed now.
-        unknown: rows counted now that the baseline lacks.
+        failed: rows that could not be counted, with the reason.
+        unknown: rows that the baseline lacks.
     """
 
-    slower: list[Change]
-    faster: list[Change]
-    within: int
-    missing: list[str]
-    unknown: list[str]
+    more: list[Change] = field(default_factory=list)
+    fewer: list[Change] = field(default_factory=list)
+    within: list[Change] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    def add(self, change: Change) -> None:
+        """Sort it in by the tolerance."""
+        if change.percent > TOLERANCE_PERCENT:
+            self.more.append(change)
+        elif change.percent < -TOLERANCE_PERCENT:
+            self.fewer.append(change)
+        else:
+            self.within.append(change)
 
 
 def key(operation: Operation) -> str:
@@ -100,26 +110,17 @@ def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
 def compare(rows: Sequence[Result], baseline: Sequence[Result]) -> Comparison:
     """Rows against the baseline's rows of the same name. Rows that were left out count for nothing."""
     before = {row["row"]: row for row in baseline}
-    comparison = Comparison([], [], 0, [], [])
-    within = 0
+    found = Comparison()
     for row in rows:
         name = row["row"]
-        if "left_out" in row:
-            continue
         if "error" in row:
-            comparison.missing.append(f"{name}: {row['error']}")
-        elif name not in before:
-            comparison.unknown.append(name)
-        else:
+            found.failed.append(f"{name}: {row['error']}")
+        elif "left_out" not in row and name not in before:
+            found.unknown.append(name)
+        elif "left_out" not in row:
             for operation in Operation:
-                change = Change(name, operation, float(before[name][key(operation)]), float(row[key(operation)]))
-                if change.percent > TOLERANCE_PERCENT:
-                    comparison.slower.append(change)
-                elif change.percent < -TOLERANCE_PERCENT:
-                    comparison.faster.append(change)
-                else:
-                    within += 1
-    return Comparison(comparison.slower, comparison.faster, within, comparison.missing, comparison.unknown)
+                found.add(Change(name, operation, float(before[name][key(operation)]), float(row[key(operation)])))
+    return found
 
 
 def read_baseline(path: Path) -> tuple[dict[str, str], list[Result]]:
@@ -175,17 +176,17 @@ def report(rows: Sequence[Result], baseline: Sequence[Result]) -> bool:
     found = compare(rows, baseline)
     for name in found.unknown:
         print(f"new: {name} is not in the baseline; --move-baseline takes it in")
-    for change in found.faster:
+    for change in found.fewer:
         print(f"fewer: {change}; --move-baseline keeps it so")
-    for text in found.missing:
+    for text in found.failed:
         print(f"not counted: {text}")
-    for change in found.slower:
+    for change in found.more:
         print(f"more: {change}")
     print(
-        f"{found.within} operations within {TOLERANCE_PERCENT:.0f} % of the baseline, "
-        f"{len(found.slower)} with more instructions, {len(found.faster)} with fewer"
+        f"{len(found.within)} operations within {TOLERANCE_PERCENT:.0f} % of the baseline, "
+        f"{len(found.more)} with more instructions, {len(found.fewer)} with fewer"
     )
-    return not found.slower and not found.missing
+    return not found.more and not found.failed
 
 
 def main(
