@@ -1,6 +1,6 @@
 """What runs under callgrind: raycomm's write, read, encode and decode of fixed values, with marks between them.
 
-    valgrind --tool=callgrind --instr-atstart=no --dump-before=getpriority python -m microbench.counted builtins
+    valgrind --tool=callgrind --instr-atstart=no --dump-before=getpriority python -m microbench.counted builtins 0
 
 The child warms up, says `READY`, and goes on when it is told `GO`, with callgrind switched on (`microbench.callgrind` does that).
 Callgrind writes what it has counted whenever `MARK` is called, and starts again from zero: what lies between two marks has a
@@ -108,15 +108,17 @@ def sections(group: Group) -> Iterator[tuple[str, Operation, int]]:
                 yield value, operation, calls
 
 
-def count(group: Group, begin: Callable[[], object], mark: Callable[[], object]) -> None:
+def count(group: Group, layout: int, begin: Callable[[], object], mark: Callable[[], object]) -> None:
     """Do all of `sections(group)`, and call `mark` before and after each.
 
     Args:
+        layout: of the heap: another number, other addresses.
         begin: called after everything was done without marks.
 
     Raises:
         ValueError: a value came back changed.
     """
+    shifted = [bytes(33 * (number % 13)) for number in range(997 * layout)]
     arena = ShmArena.create(
         0, [RingLayout(_CHANNEL, _SLOTS, _INLINE_BYTES, (0,))], Options(shm_limit_bytes=_LIMIT_BYTES), loops=1, processes=1
     )
@@ -142,14 +144,14 @@ def count(group: Group, begin: Callable[[], object], mark: Callable[[], object])
         deque(todo, maxlen=0)
         mark()
 
-    kept = _fill_holes()
+    filled = _fill_holes()
     for _ in range(WARM_UPS):
         for section in sections(group):
             do(*section, lambda: None)
     begin()
     for section in sections(group):
         do(*section, mark)
-    del kept
+    del shifted, filled  # not before: other addresses would be handed out again
 
 
 def _begin() -> None:
@@ -186,5 +188,5 @@ def _mark() -> None:
 
 if __name__ == "__main__":
     gc.disable()  # when a collection comes depends on everything that was ever allocated
-    count(Group(sys.argv[1]), _begin, _mark)
+    count(Group(sys.argv[1]), int(sys.argv[2]), _begin, _mark)
     os._exit(0)  # the end of an interpreter with torch in it takes callgrind long, and is not counted
