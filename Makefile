@@ -34,9 +34,9 @@ bench-pipeline: $(VENV)/built
 bench-lifecycle: $(VENV)/built
 	$(PY) -m microbench.lifecycle --json bench-lifecycle.json
 
-# Counts of instructions beside the stored ones; needs valgrind. To move the stored ones: microbench/instructions.py.
+# Needs valgrind. To compare with the baseline: make bench-instructions INSTRUCTIONS=--check; to move it: INSTRUCTIONS=--move-baseline
 bench-instructions: $(VENV)/built
-	$(PY) -m microbench.instructions --check
+	$(PY) -m microbench.instructions --json bench-instructions.json $(INSTRUCTIONS)
 
 # vLLM's own queue, for the broadcast bench, in an environment of its own: its requirements are not raycomm's.
 bench-vllm: .venv-vllm/installed
@@ -88,6 +88,7 @@ slow: $(VENV)/built sanitize cross wheel
 	$(PY) -m pytest -m slow
 	$(PY) -m tests.soak --executions 50000 --seconds 120
 	$(PY) -m tests.chaos --seconds 45
+	$(PY) -m microbench.instructions --check
 
 sanitize: $(VENV)/built
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash tests/native/run.sh
