@@ -42,7 +42,7 @@ class Effort:
 FULL = Effort(0.5, 2.0, 10, 200_000, 50_000, idle_s=5.0, idle_rounds=3, turn_limit_s=240.0)
 QUICK = Effort(0.05, 0.15, 3, 20_000, 5_000, idle_s=3.0, idle_rounds=1, turn_limit_s=60.0)
 
-BANDS = ("p50_us", "mean_us", "call_mean_us", "per_s", "cpu_percent")
+BANDS = ("p50_us", "mean_us", "call_mean_us", "per_s", "cpu_percent", "p50_ms", "ready_p50_ms")
 
 CLOSE_LIMIT_S = 15.0
 WARMUP_MIN_CALLS = 1  # a slow row has had its first call, the checked one, before
