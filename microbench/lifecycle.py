@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from microbench import console as display
@@ -22,7 +21,7 @@ from microbench.lifecycle_rows import ACTORS, LIFECYCLE_ROWS, plan_turns
 from microbench.process import BenchProcess
 from microbench.rows import select
 
-# `min_calls` graphs at least are compiled per row and round, and as many actors killed.
+# `min_calls` graphs at least are compiled per row and round.
 FULL = Effort(0.0, 1.0, 3, 50, native_calls=0, idle_s=10.0, idle_rounds=3, turn_limit_s=240.0)
 QUICK = Effort(0.0, 0.2, 1, 10, native_calls=0, idle_s=3.0, idle_rounds=1, turn_limit_s=150.0)
 
@@ -39,7 +38,7 @@ class Progress(display.LiveProgress):
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer graphs and deaths: about two minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer graphs, most rows in one round only: under two minutes.")] = False,
     rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
     json: JsonPath = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
@@ -100,8 +99,8 @@ def tables(results: Sequence[Result]) -> list[Table]:
                 grown = [f"{result[f'{process}_{key}_per_graph']:+.2f}" for key in GROWTHS]
                 left.add_row(*names, process, *grown, count)
         else:
-            figures = [display.number(result.get(key)) for key in ("p50_ms", "p99_ms", "ready_p50_ms", "cpu_percent")]
-            times.add_row(*names, *map(escape, figures), count)
+            shown = (display.number(result.get(key)) for key in ("p50_ms", "p99_ms", "ready_p50_ms", "cpu_percent"))
+            times.add_row(*names, *shown, count)
     return [table for table in (times, left) if table.row_count]
 
 

@@ -10,7 +10,7 @@ Figures, beside those of `microbench.harness` with ms in place of us:
 * `new_actors_4`: as `compile_4`, on actors that never had a graph: the first one pays for imports.
 * `idle_cpu_percent`: the busiest process, driver or actor, while nobody calls. Plain idle actors are in it too, since Ray's own
   background threads use some.
-* `death_idle`: SIGKILL of the first of two actors to the driver's error, the driver calling from that moment on.
+* `death_idle`: SIGKILL of the first of two actors, at a random moment, to the driver's error, the driver calling from then on.
 * `death_in_call`: the same, in the middle of a call, the driver in `get`. In both the error has to be an `ActorDiedError`.
 * `growth_100_graphs`: what each of 100 graphs of one actor that were compiled, called once and torn down left in the driver and
   in the actor, `driver_rss_kib_per_graph` and so on; see `microbench.footprint`. Resident memory moves by some hundred KiB by

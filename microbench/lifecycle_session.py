@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import signal
 import statistics
 import tempfile
@@ -41,6 +42,8 @@ CALL_LIMIT_S = 60.0  # of one call: Ray's first one imports what its loops need
 TEARDOWN_LIMIT_S = 10.0
 QUIET_S = 2.0  # an idle graph is measured this long after its last message
 SETTLE_S = 0.5  # until a driver that waits has stopped spinning, and threads of a graph that was torn down are gone
+AT_RANDOM_S = 1.0  # a death comes up to so much later: at a fixed time it could be in step with a system's looks at its processes
+DEATHS = 3  # a round
 HELD_S = 600.0  # a call that is to be killed would last this long
 
 
@@ -161,7 +164,7 @@ class LifecycleSession:
             case Kind.GROWTH:
                 return self._growth(row)
             case Kind.DEATH_IDLE | Kind.DEATH_IN_CALL:
-                return in_milliseconds([self._death(row) for _ in range(effort.min_calls)])
+                return in_milliseconds([self._death(row) for _ in range(DEATHS)])
 
     def close(self, discard: bool) -> None:
         """Ends the graph, where a failure left one, and the actors. Raises `TimeoutError` while a teardown still hangs."""
@@ -292,12 +295,12 @@ class LifecycleSession:
         self._compile([first.echo_or_hold, second.echo])
         for _ in range(2):
             self._call("")
-        time.sleep(SETTLE_S)
         killed_ns = self._kill_idle() if row.kind is Kind.DEATH_IDLE else self._kill_in_call()
         self._teardown()
         return killed_ns
 
     def _kill_idle(self) -> int:
+        _settle()
         end = time.monotonic() + CALL_LIMIT_S
         start = time.perf_counter_ns()
         os.kill(self._pids[0], signal.SIGKILL)
@@ -315,7 +318,7 @@ class LifecycleSession:
             end = time.monotonic() + START_LIMIT_S
             while not entered.exists() and time.monotonic() < end:
                 time.sleep(0.001)
-            time.sleep(SETTLE_S)
+            _settle()
             signalled.append(time.perf_counter_ns())
             os.kill(self._pids[0], signal.SIGKILL)
 
@@ -341,6 +344,10 @@ class LifecycleSession:
         if not isinstance(error, self._system.died):
             raise WrongResult(f"the driver was told {type(error).__name__}, not {self._system.died.__name__}: {error!s:.200}")
         return stop - start
+
+
+def _settle() -> None:
+    time.sleep(SETTLE_S + AT_RANDOM_S * random.random())
 
 
 def _compiled(cycles: Sequence[Cycle]) -> Measurement:
