@@ -25,6 +25,7 @@ from microbench.rows import select
 FULL = Effort(0.0, 1.0, 3, 50, native_calls=0, idle_s=10.0, idle_rounds=3, turn_limit_s=240.0)
 QUICK = Effort(0.0, 0.2, 1, 10, native_calls=0, idle_s=3.0, idle_rounds=1, turn_limit_s=150.0)
 
+SERVES = "microbench.lifecycle_session:LifecycleSession"
 PLACE = f"chains over at most {ACTORS} actors of this machine, nodes round robin"
 PROCESSES = ("driver", "actor")
 GROWTHS = {"rss_kib": "RSS KiB", "shared_kib": "shared KiB", "descriptors": "descriptors", "threads": "threads"}
@@ -54,10 +55,7 @@ def main(
     total = sum(min(rounds, effort.idle_rounds) if row in seldom else rounds for turn in turns for row in turn.rows)
     with BenchRun("lifecycle", json, {"note": PLACE}) as run:
         run.console.print(PLACE, markup=False)
-        with (
-            Progress(run.console, total) as progress,
-            BenchProcess("microbench.lifecycle_session:LifecycleSession") as process,
-        ):
+        with Progress(run.console, total) as progress, BenchProcess(SERVES) as process:
             results = in_order(Rounds(process, effort, progress, seldom).run(turns, rounds))
         for table in tables(results):
             display.show(run.console, table)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from microbench.footprint import Footprint
 from microbench.harness import Effort, Measurement, highest_cpu_percent
@@ -43,7 +43,6 @@ TEARDOWN_LIMIT_S = 10.0
 QUIET_S = 2.0  # an idle graph is measured this long after its last message
 SETTLE_S = 0.5  # until a driver that waits has stopped spinning, and threads of a graph that was torn down are gone
 AT_RANDOM_S = 1.0  # a death comes up to so much later: at a fixed time it could be in step with a system's looks at its processes
-DEATHS = 3  # a round
 HELD_S = 600.0  # a call that is to be killed would last this long
 
 
@@ -121,7 +120,15 @@ class Cycle:
 
 
 class LifecycleSession:
-    """One system open at a time, on actors that are new with each `open`."""
+    """One system open at a time, on actors that are new with each `open`.
+
+    Attributes:
+        body: of the actors.
+        deaths: measured per round and row.
+    """
+
+    body: ClassVar[type] = Lifelike
+    deaths: ClassVar[int] = 3
 
     def __init__(self) -> None:
         self._pool: Actors | None = None
@@ -139,7 +146,7 @@ class LifecycleSession:
             import ray
 
             ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-            self._pool = Actors(Lifelike)
+            self._pool = Actors(self.body)
         self._system = ADAPTERS[system]()
         self._cycles = {}
         self._start(Group(group).actors)
@@ -164,7 +171,7 @@ class LifecycleSession:
             case Kind.GROWTH:
                 return self._growth(row)
             case Kind.DEATH_IDLE | Kind.DEATH_IN_CALL:
-                return in_milliseconds([self._death(row) for _ in range(DEATHS)])
+                return in_milliseconds([self._death(row) for _ in range(self.deaths)])
 
     def close(self, discard: bool) -> None:
         """Ends the graph, where a failure left one, and the actors. Raises `TimeoutError` while a teardown still hangs."""

@@ -1,37 +1,37 @@
-"""The lifecycle bench as it is run: its own cluster, both systems, rows of each kind."""
+"""The rows of the lifecycle bench on real actors, in a bench process with a cluster of its own."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-from microbench.document import validate
+from microbench.harness import Effort
 from microbench.lifecycle_rows import RAY_GRAPH, RAYCOMM
+from microbench.process import BenchProcess
 
+BRIEF = Effort(0.0, 0.0, 1, 2, 0, idle_s=0.1, idle_rounds=1, turn_limit_s=90.0)
+LIMIT_S = 100.0
 FIGURES = ("rss_kib", "shared_kib", "descriptors", "threads")
 
 
-def test_a_run_of_both_systems(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    command = [sys.executable, "-m", "microbench.lifecycle", "--quick", "--rounds", "1", "--json", str(path)]
-    command += ["--rows", "^(compile_4|teardown_4|death_in_call|growth_.*)$"]
-    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "left behind, per graph" in run.stdout
-    document = json.loads(path.read_text())
-    assert document["bench"] == "lifecycle"
-    rows = {(row["row"], row["system"]): row for row in validate(document)}
-    ours = ["compile_4", "teardown_4", "death_in_call", "growth_100_graphs"]
-    assert list(rows) == [(row, system) for row in ours for system in (RAYCOMM, RAY_GRAPH)]
-    # Ray's rows may fail where Ray does; what is asked of raycomm, the typed error of a death included, may not.
-    assert [row for (_, system), row in rows.items() if system == RAYCOMM and "error" in row] == []
-    assert rows["compile_4", RAYCOMM]["ready_p50_ms"] > rows["compile_4", RAYCOMM]["p50_ms"] > 0
-    assert rows["teardown_4", RAYCOMM]["count"] == rows["compile_4", RAYCOMM]["count"]
-    assert rows["death_in_call", RAYCOMM]["p50_ms"] > 0
-    left = rows["growth_100_graphs", RAYCOMM]
-    for process in ("driver", "actor"):
-        assert {f"{process}_{figure}_per_graph" for figure in FIGURES} <= set(left)
-        assert left[f"{process}_descriptors_per_graph"] < 1
-        assert left[f"{process}_threads_per_graph"] < 1
+def test_rows_of_both_systems() -> None:
+    with BenchProcess("tests.ray.brief_lifecycle:Brief") as process:
+        process.ask("open", RAYCOMM, "graphs", limit_s=LIMIT_S)
+        for name, count in (("new_actors_4", 1), ("compile_64", BRIEF.min_calls)):
+            compiled = process.ask("measure", name, BRIEF, limit_s=LIMIT_S)
+            assert compiled["count"] == count
+            assert compiled["ready_p50_ms"] > compiled["p50_ms"] > 0
+        assert process.ask("measure", "teardown_64", BRIEF, limit_s=LIMIT_S)["p50_ms"] > 0
+        assert process.ask("measure", "idle_cpu_percent", BRIEF, limit_s=LIMIT_S)["cpu_percent"] >= 0
+        left = process.ask("measure", "growth_100_graphs", BRIEF, limit_s=LIMIT_S)
+        for name in ("driver", "actor"):
+            assert {f"{name}_{figure}_per_graph" for figure in FIGURES} <= set(left)
+            assert left[f"{name}_descriptors_per_graph"] < 0.5
+            assert left[f"{name}_threads_per_graph"] < 0.5
+        process.ask("close", False, limit_s=LIMIT_S)
+
+        process.ask("open", RAYCOMM, "deaths", limit_s=LIMIT_S)
+        for name in ("death_in_call", "death_idle"):  # an error of another type than `ActorDiedError` fails the request
+            assert process.ask("measure", name, BRIEF, limit_s=LIMIT_S)["p50_ms"] > 0
+        process.ask("close", False, limit_s=LIMIT_S)
+
+        process.ask("open", RAY_GRAPH, "graphs", limit_s=LIMIT_S)
+        assert process.ask("measure", "compile_1", BRIEF, limit_s=LIMIT_S)["p50_ms"] > 0
+        process.ask("close", False, limit_s=LIMIT_S)

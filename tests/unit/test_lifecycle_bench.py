@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,6 +19,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from microbench import console, lifecycle, lifecycle_session
+from microbench.document import validate
 from microbench.footprint import Footprint
 from microbench.harness import Effort, Result
 from microbench.lifecycle_rows import (
@@ -297,6 +300,50 @@ def test_bad_input_is_refused_before_anything_runs(args: list[str], wanted: str)
     result = CliRunner().invoke(app, args)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert wanted in result.stderr
+
+
+SERVED = """
+class Served:
+    def open(self, system, group):
+        self.system = system
+
+    def measure(self, row, effort):
+        if (row, self.system) == ("teardown_1", "ray:compiled_graph"):
+            raise TimeoutError("a teardown had not returned after 10 s")
+        return {"p50_ms": 2.0, "p99_ms": 3.0, "ready_p50_ms": 2.5, "count": effort.min_calls}
+
+    def close(self, discard):
+        if discard:
+            raise TimeoutError("a teardown hangs")
+
+    def shutdown(self):
+        pass
+"""
+
+
+def test_a_run_goes_on_after_a_teardown_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "served_lifecycle.py").write_text(SERVED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = tmp_path / "result.json"
+    code = "import typer; from microbench import lifecycle; lifecycle.SERVES = 'served_lifecycle:Served'; typer.run(lifecycle.main)"
+    command = [sys.executable, "-c", code, "--quick", "--rows", "_1$|death", "--json", str(path)]
+    run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "round 3/3  graphs  ray:compiled_graph  compile_1  p50 2.00 ms" in run.stdout
+    assert "round 1/3  graphs  ray:compiled_graph  teardown_1  failed: TimeoutError: a teardown had not returned" in run.stdout
+    assert "round 2/3  graphs  ray:compiled_graph  teardown_1" not in run.stdout
+    assert "nodes round robin" in run.stdout
+    document = json.loads(path.read_text())
+    assert document["bench"] == "lifecycle"
+    rows = {(row["row"], row["system"]): row for row in validate(document)}
+    assert list(rows) == [
+        (row, system)
+        for row in ("compile_1", "teardown_1", "death_idle", "death_in_call")
+        for system in (RAYCOMM, RAY_GRAPH)
+    ]
+    assert [name for name, row in rows.items() if "error" in row] == [("teardown_1", RAY_GRAPH)]
+    assert (rows["compile_1", RAY_GRAPH]["rounds"], rows["death_idle", RAYCOMM]["rounds"]) == (3, 1)
+    assert (rows["compile_1", RAYCOMM]["p50_ms_low"], rows["compile_1", RAYCOMM]["ready_p50_ms"]) == (2.0, 2.5)
 
 
 def test_the_module_says_what_every_row_is() -> None:
