@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from microbench.harness import Effort
 from microbench.lifecycle_rows import RAY_GRAPH, RAYCOMM
 from microbench.process import BenchProcess
@@ -11,6 +13,7 @@ LIMIT_S = 100.0
 FIGURES = ("rss_kib", "shared_kib", "descriptors", "threads")
 
 
+@pytest.mark.timeout(300)  # it starts a cluster and some actors, which takes its time on a busy machine
 def test_rows_of_both_systems() -> None:
     with BenchProcess("tests.ray.brief_lifecycle:Brief") as process:
         process.ask("open", RAYCOMM, "graphs", limit_s=LIMIT_S)

@@ -325,7 +325,7 @@ def test_a_run_goes_on_after_a_teardown_that_hangs(tmp_path: Path, monkeypatch: 
     (tmp_path / "served_lifecycle.py").write_text(SERVED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     path = tmp_path / "result.json"
-    code = "import typer; from microbench import lifecycle; lifecycle.SERVES = 'served_lifecycle:Served'; typer.run(lifecycle.main)"
+    code = "import typer\nfrom microbench import lifecycle as bench\nbench.SERVES = 'served_lifecycle:Served'\ntyper.run(bench.main)"
     command = [sys.executable, "-c", code, "--quick", "--rows", "_1$|death", "--json", str(path)]
     run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
