@@ -53,10 +53,11 @@ class Group(enum.StrEnum):
 
     GRAPHS = "graphs"
     DEATHS = "deaths"
+    GROWTH = "growth"
 
     @property
     def actors(self) -> int:
-        return ACTORS if self is Group.GRAPHS else 2
+        return {Group.GRAPHS: ACTORS, Group.DEATHS: 2, Group.GROWTH: 1}[self]
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class LifecycleRow:
 
     @property
     def group(self) -> Group:
-        return Group.DEATHS if self.kind in (Kind.DEATH_IDLE, Kind.DEATH_IN_CALL) else Group.GRAPHS
+        return {Kind.DEATH_IDLE: Group.DEATHS, Kind.DEATH_IN_CALL: Group.DEATHS, Kind.GROWTH: Group.GROWTH}.get(
+            self.kind, Group.GRAPHS
+        )
 
     @property
     def seldom(self) -> bool:

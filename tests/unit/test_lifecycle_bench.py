@@ -52,6 +52,7 @@ def test_turns_alternate_between_the_systems() -> None:
     turns = plan_turns(select(None, LIFECYCLE_ROWS))
     assert [(turn.system, turn.topology) for turn in turns] == [
         (RAYCOMM, "graphs"), (RAY_GRAPH, "graphs"), (RAY_ACTORS, "graphs"), (RAYCOMM, "deaths"), (RAY_GRAPH, "deaths"),
+        (RAYCOMM, "growth"), (RAY_GRAPH, "growth"),
     ]  # fmt: skip
     assert {row for turn in turns for row in turn.rows} == set(LIFECYCLE_ROWS)
     assert turns[0].rows[0] == "new_actors_4"  # while the turn's actors are new
@@ -148,6 +149,7 @@ class Pretended(LifecycleSession):
     """Makes these graphs one after the other; no cluster, no actors."""
 
     died = LookupError
+    leaves_memory = False
 
     def __init__(self, *graphs: Graph) -> None:
         super().__init__()
@@ -325,7 +327,7 @@ def test_a_run_goes_on_after_a_teardown_that_hangs(tmp_path: Path, monkeypatch: 
     (tmp_path / "served_lifecycle.py").write_text(SERVED)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     path = tmp_path / "result.json"
-    code = "import typer\nfrom microbench import lifecycle as bench\nbench.SERVES = 'served_lifecycle:Served'\ntyper.run(bench.main)"
+    code = "import typer, microbench.lifecycle as bench\nbench.SERVES = 'served_lifecycle:Served'\ntyper.run(bench.main)"
     command = [sys.executable, "-c", code, "--quick", "--rows", "_1$|death", "--json", str(path)]
     run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
@@ -337,9 +339,7 @@ def test_a_run_goes_on_after_a_teardown_that_hangs(tmp_path: Path, monkeypatch: 
     assert document["bench"] == "lifecycle"
     rows = {(row["row"], row["system"]): row for row in validate(document)}
     assert list(rows) == [
-        (row, system)
-        for row in ("compile_1", "teardown_1", "death_idle", "death_in_call")
-        for system in (RAYCOMM, RAY_GRAPH)
+        (row, system) for row in ("compile_1", "teardown_1", "death_idle", "death_in_call") for system in (RAYCOMM, RAY_GRAPH)
     ]
     assert [name for name, row in rows.items() if "error" in row] == [("teardown_1", RAY_GRAPH)]
     assert (rows["compile_1", RAY_GRAPH]["rounds"], rows["death_idle", RAYCOMM]["rounds"]) == (3, 1)
