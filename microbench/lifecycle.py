@@ -21,8 +21,8 @@ from microbench.lifecycle_rows import ACTORS, LIFECYCLE_ROWS, plan_turns
 from microbench.process import BenchProcess
 from microbench.rows import select
 
-# `min_calls` graphs at least are compiled per row and round.
-FULL = Effort(0.0, 1.0, 2, 50, native_calls=0, idle_s=10.0, idle_rounds=3, turn_limit_s=240.0)
+# `min_calls` graphs at least are compiled per row and round, and as many actors killed.
+FULL = Effort(0.0, 1.0, 3, 50, native_calls=0, idle_s=10.0, idle_rounds=3, turn_limit_s=240.0)
 QUICK = Effort(0.0, 0.2, 1, 10, native_calls=0, idle_s=3.0, idle_rounds=1, turn_limit_s=150.0)
 
 SERVES = "microbench.lifecycle_session:LifecycleSession"

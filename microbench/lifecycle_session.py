@@ -129,11 +129,9 @@ class LifecycleSession:
 
     Attributes:
         body: of the actors.
-        deaths: measured per round and row.
     """
 
     body: ClassVar[type] = Lifelike
-    deaths: ClassVar[int] = 3
 
     def __init__(self) -> None:
         self._pool: Actors | None = None
@@ -176,7 +174,7 @@ class LifecycleSession:
             case Kind.GROWTH:
                 return self._growth(row)
             case Kind.DEATH_IDLE | Kind.DEATH_IN_CALL:
-                return in_milliseconds([self._death(row) for _ in range(self.deaths)])
+                return in_milliseconds([self._death(row) for _ in range(effort.min_calls)])
 
     def close(self, discard: bool) -> None:
         """Ends the graph, where a failure left one, and the actors. Raises `TimeoutError` while a teardown still hangs."""

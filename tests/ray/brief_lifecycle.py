@@ -1,4 +1,4 @@
-"""The lifecycle bench's session with actors that start sooner, and one death a row."""
+"""The lifecycle bench's session with actors that start sooner."""
 
 from __future__ import annotations
 
@@ -30,4 +30,3 @@ class Brief(LifecycleSession):
     """See the module."""
 
     body = Light
-    deaths = 1
