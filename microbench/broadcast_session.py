@@ -22,7 +22,8 @@ class BroadcastEffort:
 
     Attributes:
         pace_s: from the last reader's receipt of a message to the next one.
-        most_bytes: of all messages of a row together, however many it should have; at least `fewest` are sent.
+        most_bytes: of all timed messages of a row together, however many it should have; at least `fewest` are sent, and half as
+            many warm-ups.
         turn_limit_s: wall-clock limit of one system's turn, start of its processes included.
         idle_rounds: of rows that need no repetition; there are none.
     """
@@ -31,13 +32,14 @@ class BroadcastEffort:
     messages: int
     turn_limit_s: float
     pace_s: float = 0.002
-    most_bytes: int = 4096 * _MIB
+    most_bytes: int = 1024 * _MIB
     fewest: int = 5
     idle_rounds: int = 1
 
-    def messages_of(self, workload: Workload) -> int:
-        """Timed messages of a row."""
-        return max(self.fewest, min(self.messages, self.most_bytes // workload.nbytes))
+    def messages_of(self, workload: Workload) -> tuple[int, int]:
+        """Warm-ups and timed messages of a row."""
+        count = max(self.fewest, min(self.messages, self.most_bytes // workload.nbytes))
+        return min(self.warmups, count // 2), count
 
 
 FULL = BroadcastEffort(warmups=10, messages=100, turn_limit_s=600.0)
@@ -68,17 +70,17 @@ class Broadcast(Protocol):
 
 def paced(system: Broadcast, workload: Workload, effort: BroadcastEffort) -> Measurement:
     """One message after the other, each once all readers have had the last for a while."""
-    count = effort.messages_of(workload)
-    encoded = system.begin(workload, effort.warmups + count)
+    warmups, count = effort.messages_of(workload)
+    encoded = system.begin(workload, warmups + count)
     received, calls = [], []
-    for number in range(effort.warmups + count):
+    for number in range(warmups + count):
         message = workload.message(number)
         time.sleep(effort.pace_s)
         start = clock()
         system.write(message)
         stop = clock()
         last = system.wait_for(number)
-        if number >= effort.warmups:
+        if number >= warmups:
             received.append(last - start)
             calls.append(stop - start)
     system.finish()
@@ -88,14 +90,14 @@ def paced(system: Broadcast, workload: Workload, effort: BroadcastEffort) -> Mea
 
 def unpaced(system: Broadcast, workload: Workload, effort: BroadcastEffort) -> Measurement:
     """As many as go: microseconds a message, from the first timed write to the last reader's last message."""
-    count = effort.messages_of(workload)
-    total = effort.warmups + count
+    warmups, count = effort.messages_of(workload)
+    total = warmups + count
     system.begin(workload, total)
     # Made before, and enough of them that none is changed while it may still be on its way.
     messages = [workload.message(number) for number in range(8 if workload.sort is Sort.TENSOR else total)]
     start = 0
     for number in range(total):
-        if number == effort.warmups:
+        if number == warmups:
             start = clock()
         system.wait_until_near(number)
         system.write(messages[number % len(messages)])
