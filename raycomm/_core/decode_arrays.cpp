@@ -1,5 +1,7 @@
 // Tensors and arrays, reading side: their metadata, checked, and views built on the bytes that arrived.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -47,11 +49,14 @@ Storage* Storage::leased(Lease* lease, const unsigned char* data, size_t bytes) 
 }
 
 Storage* Storage::owned(size_t bytes) {
-  // One allocation: the header, then the bytes on the next line.
-  void* memory = std::aligned_alloc(kLine, align_up(sizeof(Storage), kLine) + align_up(bytes, kLine));
+  // One allocation: the header, then the bytes on the next line. By malloc: aligned_alloc asks for more than it keeps, so the hole that one
+  // value leaves is too small for the next of its size, and every large value comes to new pages (docs/performance.md).
+  static_assert(alignof(Storage) <= alignof(std::max_align_t));
+  if (bytes > PTRDIFF_MAX - sizeof(Storage) - kLine) return nullptr;
+  void* memory = std::malloc(sizeof(Storage) + kLine + bytes);
   if (!memory) return nullptr;
   Storage* storage = new (memory) Storage;
-  storage->data_ = static_cast<unsigned char*>(memory) + align_up(sizeof(Storage), kLine);
+  storage->data_ = reinterpret_cast<unsigned char*>(align_up(reinterpret_cast<uintptr_t>(memory) + sizeof(Storage), kLine));
   storage->bytes_ = bytes;
   return storage;
 }

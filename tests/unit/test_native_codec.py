@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -232,3 +233,22 @@ def test_lists_that_change_meanwhile_do_not_crash() -> None:
     finally:
         over.set()
         thread.join()
+
+
+@pytest.mark.parametrize("mib", [1, 4, 16])
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_copies_come_to_pages_that_are_there(kind: str, mib: int) -> None:
+    """Receiving one large value after the other, the last still held, reuses memory: new pages would cost more than the copy."""
+    zeros = np.zeros(mib << 18, np.float32)
+    payload, buffers = _core.encode(torch.from_numpy(zeros) if kind == "tensor" else zeros)
+    held = [_core.decode(payload, buffers) for _ in range(2)]
+
+    def receive(times: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for number in range(times):
+            held[number % 2] = _core.decode(payload, buffers)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    receive(20)
+    pages = (mib << 20) // resource.getpagesize()
+    assert receive(10) < pages  # a tenth of what ten new ones take
