@@ -59,8 +59,8 @@ def facts(valgrind: str) -> dict[str, str]:
     }
 
 
-def count(valgrind: str, group: Group) -> Counts:
-    """Instructions of one call of each operation with each value of the group: the least of `LAYOUTS` children.
+def count(valgrind: str, group: Group, layouts: Iterable[int] = range(LAYOUTS)) -> Counts:
+    """Instructions of one call of each operation with each value of the group: the least of a child per layout.
 
     Which attribute names fall on one place of Python's cache, and how far `malloc` looks for a larger piece of memory, depends on
     addresses, and so on every line of code that was loaded before: up to 4 % of a short call. Most layouts have no such bad luck,
@@ -69,7 +69,7 @@ def count(valgrind: str, group: Group) -> Counts:
     Raises:
         CountingFailed: the child failed, or took longer than `CHILD_LIMIT_S`.
     """
-    return least([_count_once(valgrind, group, layout) for layout in range(LAYOUTS)])
+    return least([_count_once(valgrind, group, layout) for layout in layouts])
 
 
 def least(counts: Sequence[Counts]) -> Counts:

@@ -4,10 +4,10 @@ Counted by valgrind's callgrind, and so the same on a busy machine as on a quiet
 one instruction, and so is an atomic exchange. But it shows what a change adds to the hot path where the clock shows only noise.
 What exactly is counted, and how: `microbench.counted`.
 
-`--check` compares with the baseline, `instructions.json` beside this file, and fails where an operation takes over 2 % more
-instructions. Counts depend on the kind of processor, the C library, the compiler, valgrind, and the builds of Python, nanobind,
-numpy and torch. The baseline carries these facts; where one differs, `--check` names it, compares nothing, and passes. Where
-valgrind is missing it prints "skipped: ..." and passes.
+`--check` compares with the baseline, `docs/results/instructions.json`, and fails where an operation takes over 2 % more
+instructions, in other memory layouts as well. Counts depend on the kind of processor, the C library, the compiler, valgrind, and
+the builds of Python, nanobind, numpy and torch. The baseline carries these facts; where one differs, `--check` names it, compares
+nothing, and passes. Where valgrind is missing it prints "skipped: ..." and passes.
 
 A change that is worth its instructions, or saves some, moves the baseline: run `--move-baseline` where `--check` compares, and
 commit the file with the change. On another machine it makes that machine's facts the ones that the baseline is good for.
@@ -29,13 +29,13 @@ from rich.table import Table
 
 from microbench import console as display
 from microbench import document
-from microbench.callgrind import REMEDY, CountingFailed, Counts, count, facts, find_valgrind
+from microbench.callgrind import LAYOUTS, REMEDY, CountingFailed, Counts, count, facts, find_valgrind
 from microbench.command import BenchRun, JsonPath, refuse
 from microbench.counted import VALUES, Group, Operation
 from microbench.harness import Result
 from microbench.rows import RAYCOMM
 
-BASELINE = Path(__file__).with_name("instructions.json")
+BASELINE = Path(__file__).resolve().parents[1] / "docs" / "results" / "instructions.json"
 TOLERANCE_PERCENT = 2.0
 QUICK_GROUPS = (Group.BUILTINS,)
 NOT_QUICK = "not in a quick run"
@@ -159,6 +159,28 @@ def count_all(valgrind: str, run: BenchRun, groups: Sequence[Group]) -> list[Res
     return rows
 
 
+def count_again(valgrind: str, rows: Sequence[Result], baseline: Sequence[Result]) -> list[Result]:
+    """The rows, where one shows more than the baseline allows counted in other layouts, too: the least of all is what counts.
+
+    A layout can cost a short call more than the tolerance; a change to the call costs it in every layout.
+    """
+    more = {change.value for change in compare(rows, baseline).more}
+    again: Counts = {}
+    for group in Group:
+        if more & set(VALUES[group]):
+            try:
+                again |= count(valgrind, group, range(LAYOUTS, 3 * LAYOUTS))
+            except CountingFailed as error:
+                print(f"not counted again: {error}")
+    fresh = {row["row"]: row for row in to_rows(again)}
+    return [
+        row
+        if row["row"] not in more & set(fresh)
+        else row | {key(operation): min(row[key(operation)], fresh[row["row"]][key(operation)]) for operation in Operation}
+        for row in rows
+    ]
+
+
 def table(rows: Sequence[Result]) -> Table:
     """One line per value."""
     shown = Table(title="instructions of one call")
@@ -219,6 +241,8 @@ def main(
             return
     with BenchRun("instructions", json, {FACTS: here}) as run:
         rows = count_all(valgrind, run, QUICK_GROUPS if quick else [*Group])
+        if check and not differences:
+            rows = count_again(valgrind, rows, before)
         display.show(run.console, table(rows))
         run.write(rows)
         passed = report(rows, before) if check and not differences else True

@@ -235,6 +235,15 @@ def lifecycle(document: Document) -> str:
     return _by_figure(document, [*rows, *lines])
 
 
+def instructions(document: Document) -> str:
+    """A line per value, a column per operation."""
+    rows = document["rows"]
+    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key.endswith(INSTRUCTIONS)]
+    lines = [[_code(row["row"]), *(number(figure(row, key)) for key in keys)] for row in rows]
+    head = ["instructions", *(key.removesuffix(INSTRUCTIONS) for key in keys)]
+    return f"{grid(head, lines)}\n{when(document)}\n{_missing(rows)}"
+
+
 def _by_figure(document: Document, rows: Sequence[Result]) -> str:
     keys = [key for key in dict.fromkeys(key for row in rows for key in row) if head_of(key)]
     tables = []
@@ -247,6 +256,7 @@ def _by_figure(document: Document, rows: Sequence[Result]) -> str:
 
 
 LEFT = "_per_graph"
+INSTRUCTIONS = "_instructions"
 HEADS = {
     "p50_us": "us (p50)",
     "p50_ms": "ms (p50)",
@@ -280,4 +290,5 @@ TABLES: dict[str, Table] = {
     "serializer": Table("serializer", by_figure),
     "pipeline": Table("pipeline", by_figure),
     "lifecycle": Table("lifecycle", lifecycle),
+    "instructions": Table("instructions", instructions),
 }

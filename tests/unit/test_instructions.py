@@ -43,7 +43,7 @@ def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(instructions, "BASELINE", path)
     monkeypatch.setattr(instructions, "find_valgrind", lambda: "valgrind")
     monkeypatch.setattr(instructions, "facts", lambda valgrind: FACTS)
-    monkeypatch.setattr(instructions, "count", lambda valgrind, group: counts_of(group))
+    monkeypatch.setattr(instructions, "count", lambda valgrind, group, *layouts: counts_of(group))
     return path
 
 
@@ -153,7 +153,7 @@ def test_check_passes_the_same_counts() -> None:
 @pytest.mark.usefixtures("baseline")
 @pytest.mark.parametrize(("now", "code"), [(1030.0, 1), (1010.0, 0), (970.0, 0)])
 def test_check_fails_on_more(monkeypatch: pytest.MonkeyPatch, now: float, code: int) -> None:
-    monkeypatch.setattr(instructions, "count", lambda valgrind, group: counts_of(group, list101=now))
+    monkeypatch.setattr(instructions, "count", lambda valgrind, group, *layouts: counts_of(group, list101=now))
     done, out, _ = invoke("--check")
     assert done == code
     assert out.count("more: ") == (4 if code else 0)
@@ -161,8 +161,25 @@ def test_check_fails_on_more(monkeypatch: pytest.MonkeyPatch, now: float, code: 
 
 
 @pytest.mark.usefixtures("baseline")
+def test_what_other_layouts_do_not_show_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[Group] = []
+
+    def count(valgrind: str, group: Group, *layouts: object) -> callgrind.Counts:
+        if layouts:
+            again.append(group)
+            return counts_of(group, int=1010.0, list101=1030.0)
+        return counts_of(group, int=1030.0, list101=1040.0)
+
+    monkeypatch.setattr(instructions, "count", count)
+    code, out, _ = invoke("--check")
+    assert (code, again) == (1, [Group.BUILTINS])
+    assert "list101: 1,000 -> 1,030" in out
+    assert "int: 1,000" not in out
+
+
+@pytest.mark.usefixtures("baseline")
 def test_check_fails_when_a_group_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def count(valgrind: str, group: Group) -> callgrind.Counts:
+    def count(valgrind: str, group: Group, *layouts: object) -> callgrind.Counts:
         if group is Group.TENSORS:
             raise CountingFailed("unhandled instruction")
         return counts_of(group)
@@ -178,7 +195,7 @@ def test_check_fails_when_a_group_cannot_be_counted(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("baseline")
 def test_nothing_is_counted_where_facts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instructions, "facts", lambda valgrind: FACTS | {"torch": "2.14.0"})
-    monkeypatch.setattr(instructions, "count", lambda valgrind, group: pytest.fail("counted for nothing"))
+    monkeypatch.setattr(instructions, "count", lambda valgrind, group, *layouts: pytest.fail("counted for nothing"))
     code, out, _ = invoke("--check")
     assert (code, out.count("\n")) == (0, 1)
     assert "nothing was compared: torch: 2.14.0 here, 2.13.0 there" in out
@@ -197,7 +214,7 @@ def test_without_valgrind_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_baseline_moves(baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "count", lambda valgrind, group: counts_of(group, list1024=1500.0))
+    monkeypatch.setattr(instructions, "count", lambda valgrind, group, *layouts: counts_of(group, list1024=1500.0))
     assert invoke("--check")[0] == 1
     assert invoke("--move-baseline", "--json", str(tmp_path / "run.json"))[0] == 0
     assert invoke("--check")[0] == 0
@@ -207,7 +224,7 @@ def test_the_baseline_moves(baseline: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_baseline_stays_where_something_failed(baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def count(valgrind: str, group: Group) -> callgrind.Counts:
+    def count(valgrind: str, group: Group, *layouts: object) -> callgrind.Counts:
         raise CountingFailed("died")
 
     before = baseline.read_text()
