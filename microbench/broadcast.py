@@ -1,12 +1,13 @@
 """`python -m microbench.broadcast`: one writer, several readers, the same messages over every transport people compare.
 
 Lists of N ints, N = 101, 202, ... 1010 and 2^10 ... 2^18, and CPU tensors from 4 B to 256 MiB, which a reader has received once
-it has summed them. A row in which the next message follows some time after the last reader had the one before ("paced") gives:
+it has summed them. In a row the next message follows 2 ms after the last reader had the one before ("paced"):
 
 - `mean_us`, `std_us`, `p50_us`, `p99_us`: from the writer's clock before the call to the last reader's clock after it;
-- `call_mean_us`, ...: how long the caller was kept.
-
-The same row again as fast as it goes ("unpaced") gives `unpaced_us`, microseconds a message. `encoded_bytes` is what one takes.
+- `call_mean_us`, ...: how long the caller was kept;
+- `irregular_mean_us`, ...: the first again with 1 to 3 ms between messages, at random: no reader can know when to be awake;
+- `unpaced_us`: microseconds a message as fast as it goes, the writer at most a few messages ahead of the slowest reader;
+- `encoded_bytes`: what a message takes.
 
 Systems take turns, round by round. One that hangs or fails gets a row that says so; one that is not installed, how to get it.
 Exit code 0: the run went through, whatever it measured. 2: bad input. 130: interrupted.
@@ -115,7 +116,7 @@ def main(
         "warmups": effort.warmups,
         "rounds": times,
         "seed": SEED,
-        "wait_policy": "raycomm's defaults; others as they come",
+        "wait_policy": "raycomm, zmq, gloo: asleep, raycomm awake when a regular message is due; iceoryx2: polls; vllm: spins",
     }
     with BenchRun("broadcast", json, facts, csv=csv) as run:
         for name, lack in {result["system"]: result["left_out"] for result in left_out}.items():

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from microbench.fleet import Fleet, clock
 from microbench.harness import Measurement, latency
 from microbench.systems import SYSTEMS
-from microbench.workloads import WORKLOADS, Sort, Workload
+from microbench.workloads import SEED, WORKLOADS, Sort, Workload
 
 _MIB = 1 << 20
-UNPACED_UP_TO = 16 * _MIB  # bytes of a message: eight of them lie ready
+UNPACED_UP_TO = 16 * _MIB  # bytes of a message: eight of them lie ready. No irregular pauses beyond it, either
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class BroadcastEffort:
     """How much is sent in a row and round.
 
     Attributes:
-        pace_s: from the last reader's receipt of a message to the next one.
+        pace_s: the least time from the last reader's receipt of a message to the next one.
         most_bytes: of all timed messages of a row together, however many it should have; at least `fewest` are sent, and half as
             many warm-ups.
         turn_limit_s: wall-clock limit of one system's turn, start of its processes included.
@@ -68,14 +71,14 @@ class Broadcast(Protocol):
         """Leave nothing behind."""
 
 
-def paced(system: Broadcast, workload: Workload, effort: BroadcastEffort) -> Measurement:
-    """One message after the other, each once all readers have had the last for a while."""
+def paced(system: Broadcast, workload: Workload, effort: BroadcastEffort, pauses: Iterator[float]) -> Measurement:
+    """One message after the other, each once all readers have had the last for a while: for the next of `pauses`, in seconds."""
     warmups, count = effort.messages_of(workload)
     encoded = system.begin(workload, warmups + count)
     received, calls = [], []
     for number in range(warmups + count):
         message = workload.message(number)
-        time.sleep(effort.pace_s)
+        time.sleep(next(pauses))
         start = clock()
         system.write(message)
         stop = clock()
@@ -88,6 +91,18 @@ def paced(system: Broadcast, workload: Workload, effort: BroadcastEffort) -> Mea
     return {"encoded_bytes": encoded, **latency(received), **caller}
 
 
+def regular(effort: BroadcastEffort) -> Iterator[float]:
+    """The same pause each time: readers can know when a message is due."""
+    return itertools.repeat(effort.pace_s)
+
+
+def irregular(effort: BroadcastEffort) -> Iterator[float]:
+    """Of any length from half to one and a half times as long: they cannot."""
+    lengths = random.Random(SEED)
+    while True:
+        yield effort.pace_s * lengths.uniform(0.5, 1.5)
+
+
 def unpaced(system: Broadcast, workload: Workload, effort: BroadcastEffort) -> Measurement:
     """As many as go: microseconds a message, from the first timed write to the last reader's last message."""
     warmups, count = effort.messages_of(workload)
@@ -98,6 +113,7 @@ def unpaced(system: Broadcast, workload: Workload, effort: BroadcastEffort) -> M
     start = 0
     for number in range(total):
         if number == warmups:
+            system.wait_for(number - 1)  # warm-ups that are still on their way are not to be counted
             start = clock()
         system.wait_until_near(number)
         system.write(messages[number % len(messages)])
@@ -122,8 +138,14 @@ class Session:
         """One row."""
         assert self._open is not None
         workload = WORKLOADS[row]
-        measurement = paced(self._open, workload, effort)
+        if workload.sort is Sort.TENSOR:
+            import torch
+
+            torch.set_num_threads(1)  # as in the readers
+        measurement = paced(self._open, workload, effort, regular(effort))
         if workload.nbytes <= UNPACED_UP_TO:
+            figures = paced(self._open, workload, effort, irregular(effort))
+            measurement |= {f"irregular_{key}": figures[key] for key in ("mean_us", "p50_us", "p99_us")}
             measurement |= unpaced(self._open, workload, effort)
         return measurement
 

@@ -28,6 +28,7 @@ START_LIMIT_S = 90.0  # five interpreters that import torch, on two cores
 _LEAVE_S = 5.0
 _LOOK_EVERY_S = 0.0003
 _LOOKS_UNTIL_CHECK = 50
+_CHECK_EVERY_S = 0.02
 
 clock = time.monotonic_ns
 
@@ -90,7 +91,8 @@ class Fleet:
             self._end.join(offers)
             self._answers(START_LIMIT_S)
         except BaseException:
-            self.close()
+            with suppress(Exception):  # what went wrong first is what is told
+                self.close()
             raise
 
     def write(self, value: Any) -> None:
@@ -131,10 +133,13 @@ class Fleet:
         if number < AHEAD:
             return
         end = time.monotonic() + LIMIT_S
+        check = time.monotonic() + _CHECK_EVERY_S
         while not self.times.last(number - AHEAD):
             os.sched_yield()
-            if time.monotonic() > end:
+            if (now := time.monotonic()) > check:
                 self._check()
+                check = now + _CHECK_EVERY_S
+            if now > end:
                 raise TimeoutError(f"message {number - AHEAD} did not reach every reader within {LIMIT_S:g} s")
 
     def close(self) -> None:
@@ -142,18 +147,20 @@ class Fleet:
         for talk in self._talks:
             with suppress(OSError):
                 talk.close()  # which they take for the end
-        end = time.monotonic() + _LEAVE_S
+        deadline = time.monotonic() + _LEAVE_S
         for started in self._started:
             with suppress(subprocess.TimeoutExpired):
-                started.wait(max(0.0, end - time.monotonic()))
+                started.wait(max(0.0, deadline - time.monotonic()))
         for started in self._started:
             started.kill()
             started.wait()
-        if self._end is not None:
-            self._end.close()
-            self._end = None
-        with suppress(OSError):
-            self._directory.cleanup()
+        end, self._end = self._end, None
+        try:
+            if end is not None:
+                end.close()
+        finally:
+            with suppress(OSError):
+                self._directory.cleanup()
 
     def _start(self, system: str, rank: int, place: Place) -> None:
         ours, theirs = Pipe()

@@ -1,7 +1,8 @@
 """A broadcast as a compiled graph: one input for several actors of a Ray cluster, raycomm's graph and Ray's.
 
 The writer is the driver; the caller's duration is that of `execute`. An actor notes when it has the value, as the readers of a
-plain transport do, before its method returns; the driver fetches all results before it goes on.
+plain transport do, before its method returns; the driver fetches all results before it goes on. Tensors go in as they are, as the
+users of both graphs write it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from microbench.fleet import Times, clock
-from microbench.transports.base import AHEAD, pickled
+from microbench.transports.base import AHEAD
 from microbench.workloads import Workload
 
 START_LIMIT_S = 60.0
@@ -58,11 +59,17 @@ class GraphBroadcast:
         self.times = Times(Path(self._directory.name, "times"), readers)
         self._in_flight: dict[int, Any] = {}
         self._number = 0
+        self._actors: list[Any] = []
+        self._graph: Any = None
         ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        taker: Any = ray.remote(num_cpus=0)(Taker)
-        self._actors = [taker.remote(self._directory.name, rank, readers) for rank in range(1, readers + 1)]
-        ray.get([actor.ready.remote() for actor in self._actors], timeout=START_LIMIT_S)
-        self._graph: Any = self._compile(self._actors)
+        try:
+            taker: Any = ray.remote(num_cpus=0)(Taker)
+            self._actors = [taker.remote(self._directory.name, rank, readers) for rank in range(1, readers + 1)]
+            ray.get([actor.ready.remote() for actor in self._actors], timeout=START_LIMIT_S)
+            self._graph = self._compile(self._actors)
+        except BaseException:
+            self.close()  # else the cluster would run beside every system that comes after
+            raise
 
     def _compile(self, actors: list[Any]) -> Any:
         raise NotImplementedError
@@ -142,4 +149,9 @@ class RayBroadcast(GraphBroadcast):
         return node.experimental_compile()
 
     def _encoded_bytes(self, value: Any) -> int:
-        return len(pickled(value))
+        import ray
+
+        # Ray's own serializer, which a user has no other way to ask.
+        worker: Any = ray._private.worker.global_worker
+        size: int = worker.get_serialization_context().serialize(value).total_bytes
+        return size

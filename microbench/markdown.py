@@ -208,7 +208,11 @@ def broadcast(kind: str, what: str, document: Document) -> str:
     sizes = {row["row"]: int(figure(row, "size") or 0) for row in rows}
     tables = [
         by_system(f"{what}, {figures}", rows, key, lambda name: _size(kind, name, sizes[name]))
-        for key, figures in (("mean_us", "us to the last reader (mean)"), ("unpaced_us", "us a message, unpaced"))
+        for key, figures in (
+            ("mean_us", "us to the last reader (mean)"),
+            ("irregular_mean_us", "the same at irregular intervals"),
+            ("unpaced_us", "us a message, unpaced"),
+        )
         if any(key in row for row in rows)
     ]
     return "\n".join((*tables, f"{when(document)}\n{_missing(rows)}"))

@@ -190,12 +190,17 @@ def _explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}{place}"
 
 
-def _serve(descriptor: int, serves: str) -> None:
-    """The child: answers requests until the parent hangs up or is gone."""
-    # Without this a parent that is killed outright would leave the child, and with it a Ray cluster, behind.
+def die_with_parent() -> bool:
+    """From now on this process ends when its parent does, however: one that is killed outright would leave it behind, and perhaps
+    a Ray cluster. False: the parent has gone already."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    return os.getppid() == parent
+
+
+def _serve(descriptor: int, serves: str) -> None:
+    """The child: answers requests until the parent hangs up or is gone."""
+    if not die_with_parent():
         return
     connection: Connection[Any, Any] = Connection(descriptor)
     try:

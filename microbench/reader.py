@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from microbench.fleet import Times, clock
+from microbench.process import die_with_parent
 from microbench.systems import SYSTEMS
 from microbench.transports.base import Place, Transport
 from microbench.workloads import Sort, Workload
@@ -29,18 +31,16 @@ def receive(end: Transport, workload: Workload, messages: int, times: memoryview
     workload.check_whole(messages - 1, value)
 
 
-def main(descriptor: str, system: str, rank: str, readers: str, directory: str) -> None:
-    """Answers the writer until it hangs up: `(True, answer)`, or `(False, why)` and no more."""
-    talk: Connection[Any, Any] = Connection(int(descriptor))
-    place = Place(int(rank), int(readers), Path(directory))
+def serve(talk: Connection[Any, Any], system: str, place: Place) -> None:
+    """Answer the writer until it hangs up."""
+    end: Transport = SYSTEMS[system].load()(place)
     try:
-        end: Transport = SYSTEMS[system].load()(place)
         times = Times(place.directory / "times", place.readers).of(place.rank)
         talk.send((True, end.offer()))
-        end.join(talk.recv())
+        end.join(_hear(talk))
         talk.send((True, None))
         while True:
-            workload, messages, encoded = talk.recv()
+            workload, messages, encoded = _hear(talk)
             if workload.sort is Sort.TENSOR:
                 import torch
 
@@ -48,12 +48,35 @@ def main(descriptor: str, system: str, rank: str, readers: str, directory: str) 
             end.prepare(encoded)
             talk.send((True, None))
             receive(end, workload, messages, times)
-            talk.recv()  # asked, not unasked: before its time, the writer takes what it hears for a failure
+            _hear(talk)  # asked, not unasked: before its time, the writer takes what it hears for a failure
             talk.send((True, None))
-    except (EOFError, ConnectionResetError):
+    finally:
         end.close()
+
+
+class WriterGone(Exception):
+    """It has hung up: there is nothing more to do."""
+
+
+def _hear(talk: Connection[Any, Any]) -> Any:
+    try:
+        return talk.recv()
+    except (EOFError, OSError) as error:
+        raise WriterGone from error
+
+
+def main(descriptor: str, system: str, rank: str, readers: str, directory: str) -> None:
+    """Answers are `(True, answer)`, or `(False, why)` and no more."""
+    if not die_with_parent():
+        return
+    talk: Connection[Any, Any] = Connection(int(descriptor))
+    try:
+        serve(talk, system, Place(int(rank), int(readers), Path(directory)))
+    except WriterGone:
+        pass
     except BaseException as error:
-        talk.send((False, f"{type(error).__name__}: {error}"))
+        with suppress(OSError):
+            talk.send((False, f"{type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":

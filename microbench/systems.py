@@ -40,7 +40,7 @@ class System:
         missing = [module for module in self.needs if importlib.util.find_spec(module) is None]
         if missing:
             return f"not installed: {', '.join(missing)}; {_BENCH_EXTRA}"
-        if self.name == "vllm" and not Path(self.python).exists():
+        if self.name == "vllm" and not Path(self.python).parents[1].joinpath("installed").exists():
             return "no environment for it; make bench-vllm"
         if self.name == "nccl":
             import torch

@@ -72,7 +72,7 @@ class Workload:
                 raise WrongMessage(f"{self.name}: message {number} came as {len(value)} ints that begin with {value[:1]}")
             return
         expected = (1 + number % 8) * (self.size // 4)
-        if abs(taken - expected) > _SUM_TOLERANCE * expected:
+        if not abs(taken - expected) <= _SUM_TOLERANCE * expected:  # so that NaN is wrong, too
             raise WrongMessage(f"{self.name}: message {number} sums to {taken:g}, not {expected:g}")
 
     def check_whole(self, number: int, value: Any) -> None:

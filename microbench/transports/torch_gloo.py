@@ -59,7 +59,8 @@ class TorchGloo:
         return as_tensor(box[0])
 
     def close(self) -> None:
-        distributed.destroy_process_group()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 class TorchNccl(TorchGloo):

@@ -83,7 +83,7 @@ def _unpacked(data: Any) -> Any:
     if isinstance(value, dict):
         import numpy as np
 
-        return as_tensor(np.frombuffer(bytearray(value["data"]), value["dtype"]).reshape(value["shape"]))
+        return as_tensor(np.frombuffer(value["data"], value["dtype"]).reshape(value["shape"]))
     return value
 
 

@@ -131,6 +131,9 @@ class RecentWaits {
     last_ns_[learned_++ % kLast] = waited_ns;
   }
 
+  // Nothing came for a whole slice: what came regularly does so no longer, and an idle graph wakes up for nothing.
+  void lapse() { learned_ = 0; }
+
   // When to be awake, counted from the beginning of the wait. Empty where recent waits were short, or so unlike that it would not pay.
   struct Due {
     int64_t from = 0, until = 0;
@@ -217,8 +220,11 @@ Wake wait_until(const Done& done, Doorbell& bell, const WaitPolicy& policy, Rece
     if (now_ns() < begin + due.from) return Wake::slice_ended;  // the bell or a signal, for something that the caller looks at
     if (yield_until(done, begin + due.until)) return ready();
   }
-  if (park_until(done, bell, std::min(now_ns() + policy.slice_ns, deadline_ns))) return ready();
-  return now_ns() >= deadline_ns ? Wake::timed_out : Wake::slice_ended;
+  const int64_t parked = now_ns();
+  if (park_until(done, bell, std::min(parked + policy.slice_ns, deadline_ns))) return ready();
+  const int64_t now = now_ns();
+  if (now - parked >= policy.slice_ns) recent.lapse();
+  return now >= deadline_ns ? Wake::timed_out : Wake::slice_ended;
 }
 
 }  // namespace raycomm

@@ -68,8 +68,9 @@ class CallThread:
     def _add(self, work: Callable[[], object]) -> Done:
         done = Done()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"raycomm {self._name}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"raycomm {self._name}", daemon=True)
+            thread.start()  # if none can be started, there is none, and nothing waits for it
+            self._thread = thread
         self._waiting.append((work, done))
         self._changed.notify()
         return done
@@ -79,7 +80,6 @@ class CallThread:
             torch.cuda.set_device(self._place)
         while True:
             with self._changed:
-                self._busy = False
                 while not (self._waiting or self._stopped):
                     self._changed.wait()
                 if not self._waiting:
@@ -91,6 +91,8 @@ class CallThread:
             except BaseException as error:  # sys.exit, too: nobody else would tell who waits
                 done.failure = error
             del work  # with it goes the last reference to what it kept
+            with self._changed:
+                self._busy = False  # before anybody is told that it has ended
             done.set()
             self.first.set()
 
