@@ -90,8 +90,9 @@ class GraphBroadcast:
         self._number += 1
 
     def wait_for(self, number: int) -> int:
-        for ref in self._in_flight.pop(number):
-            ref.get()
+        for earlier in [each for each in self._in_flight if each <= number]:
+            for ref in self._in_flight.pop(earlier):
+                ref.get()
         return self.times.last(number)
 
     def wait_until_near(self, number: int) -> None:
@@ -99,8 +100,7 @@ class GraphBroadcast:
             self.wait_for(number - AHEAD)
 
     def finish(self) -> None:
-        for number in sorted(self._in_flight):
-            self.wait_for(number)
+        self.wait_for(self._number)
 
     def close(self) -> None:
         """The cluster goes, and with it the loops, of which Ray's would take a core each."""
