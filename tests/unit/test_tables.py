@@ -375,3 +375,8 @@ def test_bad_pages_are_refused_and_nothing_is_written(checkout: Path) -> None:
     page.unlink()
     code, _, err = invoke("--root", checkout)
     assert (code, err) == (2, f"{page}: No such file or directory\n")
+
+
+def test_the_pages_show_the_results_that_are_kept() -> None:
+    code, out, err = invoke("--check")
+    assert (code, err) == (0, ""), out

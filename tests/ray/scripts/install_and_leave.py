@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import Any
 
 import ray
@@ -43,8 +44,10 @@ def main(kind: str) -> None:
     if kind == "shutdown":
         graph_of_ray = sys.modules["ray.dag.compiled_dag_node"]
         graph_of_ray._shutdown_all_compiled_dags()  # the first thing ray.shutdown does
+        end = time.monotonic() + 60
         try:
-            ray.get(worker.echo.remote(1), timeout=60)
+            while time.monotonic() < end:  # Ray kills when it gets round to it
+                ray.get(worker.echo.remote(1), timeout=60)
         except ray.exceptions.RayActorError:
             print("killed", graph.is_teardown, flush=True)
         ray.shutdown()
