@@ -275,9 +275,9 @@ def test_two_counts_agree() -> None:
         pytest.skip(callgrind.REMEDY)
     first, second = (callgrind.count(valgrind, Group.BUILTINS) for _ in range(2))
     assert [*first] == [*VALUES[Group.BUILTINS]]
-    for value, by in first.items():
-        for operation, figure in by.items():
-            assert second[value][operation] == pytest.approx(figure, rel=instructions.TOLERANCE_PERCENT / 200), (value, operation)
+    rows = [instructions.to_rows(counts) for counts in (first, second)]
+    again = instructions.count_again(valgrind, rows[1], rows[0])  # as the check does where one layout costs more
+    assert [str(change) for change in compare(again, rows[0]).more] == []
     assert first["list1024"][Operation.WRITE] > 1024
     assert first["list101"][Operation.READ] > first["int"][Operation.READ] > 100
 
@@ -287,7 +287,6 @@ def test_a_child_that_dies_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
     valgrind = callgrind.find_valgrind()
     if valgrind is None:
         pytest.skip(callgrind.REMEDY)
-    monkeypatch.setenv("PYTHONPATH", "/nonexistent")
-    monkeypatch.setattr(callgrind, "_ROOT", Path("/"))  # where there is no microbench
-    with pytest.raises(CountingFailed, match=r"ended with 1: .*No module named .?microbench"):
+    monkeypatch.setattr(callgrind.sys, "executable", "/bin/false")
+    with pytest.raises(CountingFailed, match=r"^builtins under valgrind ended with 1: [^\n]*$"):
         callgrind.count(valgrind, Group.BUILTINS)
