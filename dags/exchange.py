@@ -26,7 +26,12 @@ from typing import Annotated, Any
 import typer
 
 from raycomm.errors import DeadlockError
-from raycomm.plan import Backend, Plan, StreamPolicy, assign_streams, parse_plan, verify
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import Plan
+from raycomm.plan.streams import assign_streams
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import Backend
+from raycomm.plan.verify import verify
 from raycomm.testing.simulated import SimulatedHang, simulate
 
 PLAN = """\

@@ -17,9 +17,9 @@ from raycomm.channel import Address, Deadline, ShmArena, ShmReader
 from raycomm.observe.board import Board
 from raycomm.observe.condition import ending
 from raycomm.options import Options
-from raycomm.plan import Plan
+from raycomm.plan.actions import Plan
 from raycomm.plan.transfer import Backend
-from raycomm.runtime.blueprint import AT, DRIVER, READY, Blueprint, address_channel, report_channel, ring_slots, rings_of
+from raycomm.runtime.blueprint import DRIVER, READY, Blueprint, address_channel, read_at, report_channel, ring_slots, rings_of
 from raycomm.runtime.links import Meeting, meeting_point
 
 SETUP_S = 60.0  # until both ranks are ready; torch and NCCL take their time
@@ -175,7 +175,7 @@ class Ranks:
                     continue
                 except _core.Closed:
                     raise self._ended("during set-up") from None
-                if isinstance(answer, tuple) and answer[:1] == (AT,):  # because that takes long
+                if read_at(answer) is not None:  # because that takes long
                     continue
                 if answer != READY:
                     raise ExchangeFailed(f"{self._label(process)} cannot take part: {answer}")

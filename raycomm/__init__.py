@@ -37,18 +37,11 @@ if TYPE_CHECKING:
         SerializationError,
         SharedMemoryError,
     )
-    from raycomm.graph import (
-        InputNode,
-        MultiOutputNode,
-        ReduceOp,
-        after,
-        allgather,
-        allreduce,
-        bind,
-        broadcast,
-        reducescatter,
-        with_channel_options,
-    )
+    from raycomm.graph.calls import bind
+    from raycomm.graph.collective import allgather, allreduce, broadcast, reducescatter
+    from raycomm.graph.edges import after, with_channel_options
+    from raycomm.graph.model import ReduceOp
+    from raycomm.graph.nodes import InputNode, MultiOutputNode
     from raycomm.options import Options
     from raycomm.runtime.driver import CompiledGraph
     from raycomm.runtime.lending import empty
@@ -91,8 +84,11 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(("InputNode", "MultiOutputNode", "ReduceOp", "after", "bind", "with_channel_options"), "raycomm.graph"),
-    **dict.fromkeys(("allgather", "allreduce", "broadcast", "reducescatter"), "raycomm.graph"),
+    **dict.fromkeys(("InputNode", "MultiOutputNode"), "raycomm.graph.nodes"),
+    "ReduceOp": "raycomm.graph.model",
+    "bind": "raycomm.graph.calls",
+    **dict.fromkeys(("after", "with_channel_options"), "raycomm.graph.edges"),
+    **dict.fromkeys(("allgather", "allreduce", "broadcast", "reducescatter"), "raycomm.graph.collective"),
     "Options": "raycomm.options",
     "CompiledGraph": "raycomm.runtime.driver",
     "Ref": "raycomm.runtime.refs",

@@ -63,6 +63,7 @@ class Arena:
         spin_us: float,
         yield_us: float,
         due_share: float = 0.0,
+        slice_ms: float = 200.0,
         processes: int = 0,
         claims: int = 0,
         records: int = 0,

@@ -5,7 +5,7 @@
     python -m raycomm plan pipeline.py:build --devices simulated --no-overlap
 
 GRAPH is a variable of the file, or a function in it without arguments that gives: a node, a list of results (`MultiOutputNode`),
-or a plan, as an object or as its text. Actors may be stand-ins, see `raycomm.testing.stand_in`. Exits with 0 where the plan is
+or a plan, as an object or as its text. Actors may be stand-ins, see `raycomm.testing.stand_ins`. Exits with 0 where the plan is
 free of deadlocks, 1 where it is not, 2 where there is no plan.
 """
 
@@ -21,21 +21,16 @@ from typing import Any
 
 import raycomm
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph import build
-from raycomm.plan import (
-    DEFAULT_MAX_LINKS,
-    Missing,
-    Place,
-    Plan,
-    Recv,
-    Send,
-    StreamPolicy,
-    assign_streams,
-    lower,
-    on_devices,
-    parse_plan,
-    verify,
-)
+from raycomm.graph.build import build
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import Plan
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.places import Missing, Place
+from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import Recv, Send
+from raycomm.plan.verify import verify
 
 DEADLOCK = 1
 NO_PLAN = 2

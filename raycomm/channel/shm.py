@@ -36,6 +36,10 @@ _LINE = 64
 # What waiters may spend on being awake when a regular message is due: of one waiter's time, and of the time of all cores.
 _DUE_SHARE = 0.1
 _DUE_SHARE_OF_ALL = 0.2
+# How long a park lasts before its thread looks for dead peers. A loop waits whenever its graph is idle, which must cost nothing;
+# the driver only while a caller wants something, who is told of a death the sooner.
+_LOOP_SLICE_MS = 200.0
+_DRIVER_SLICE_MS = 20.0
 _SMALLEST_SLOT = 5 * _LINE  # a failure cut to its beginning always fits without a block (`runtime.loop.brief`)
 
 
@@ -119,6 +123,7 @@ class ShmArena:
             spin_us=0.0 if throttled else options.spin_us,
             yield_us=0.0 if throttled else options.yield_us,
             due_share=0.0 if throttled else min(_DUE_SHARE, _DUE_SHARE_OF_ALL * cores / loops),
+            slice_ms=_DRIVER_SLICE_MS if processes else _LOOP_SLICE_MS,
             processes=processes,
             claims=2 * slots_for(options.max_inflight) if processes else 0,
             records=cls.RECORDS,

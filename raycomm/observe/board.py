@@ -15,7 +15,7 @@ from raycomm import _core
 from raycomm.channel import ShmArena
 from raycomm.observe.condition import Condition, condition_of
 from raycomm.observe.messages import Messages
-from raycomm.plan import Collective, Compute, Plan, Read
+from raycomm.plan.actions import Collective, Compute, Plan, Read
 
 _DRIVER = 0
 _LOOKED_AT = 4  # operations of the recorder that are searched for the last call

@@ -10,7 +10,7 @@ from typing import Any
 
 from raycomm import _core
 from raycomm.channel import ShmArena
-from raycomm.plan import Plan, Write
+from raycomm.plan.actions import Plan, Write
 
 _SEARCHED = 256  # operations of a writer's recorder that are searched for the writing of a message
 

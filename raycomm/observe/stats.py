@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raycomm.channel import ShmArena
-from raycomm.plan import Collective, Compute, Plan
+from raycomm.plan.actions import Collective, Compute, Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from raycomm import _core
 from raycomm.channel import ShmArena
 from raycomm.observe.board import Board, Row
-from raycomm.plan import Collective, Compute, Plan
+from raycomm.plan.actions import Collective, Compute, Plan
 
 _WORDS = {_core.READING: "read", _core.COMPUTING: "compute", _core.WRITING: "write"}
 _RECENT = 8

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 
 from ray.experimental.channel.communicator import Communicator
 
-from raycomm.graph import TensorTransport
+from raycomm.graph.tensor_transport import TensorTransport
 
 
 class Gloo(Communicator):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import ray
 
-from raycomm.plan import Collective, Compute, Read, Write
+from raycomm.plan.actions import Collective, Compute, Read, Write
 from raycomm.runtime.calls import Step
 from raycomm.runtime.loop import Loop
 

@@ -24,10 +24,10 @@ from ray.experimental.channel.auto_transport_type import AutoTransportType
 from ray.experimental.channel.torch_tensor_type import TorchTensorType
 from ray.experimental.util.types import AllGatherOp, AllReduceOp, ReduceScatterOp
 
-from raycomm.graph import CollectiveKind
 from raycomm.graph.actor import read_actor
 from raycomm.graph.channel_options import FOREIGN_AFTER, FOREIGN_OPTIONS
 from raycomm.graph.collective import communicator_of, op_of
+from raycomm.graph.model import CollectiveKind
 from raycomm.graph.views import (
     Adapter,
     AttributeView,

@@ -3,7 +3,7 @@
     await ref ──► Waker.until ──► arm, look again, then sleep in the event loop ◄── pipe ◄── ring_bell in an actor
 
 Any number of event loops, in any threads, may await on one graph: all watch the same pipe, and whichever wakes first serves all.
-A timer of a fifth of a second looks for dead actors, passed limits and lost notices, as parked threads do at the end of a slice.
+A timer of 50 ms looks for dead actors, passed limits and lost notices, as parked threads do at the end of a slice.
 
 What lost: a thread per process that waits and calls back costs two more switches per result, and cannot wait for several graphs
 at once on the kernels still in use; polling costs a core or milliseconds.
@@ -22,7 +22,7 @@ from raycomm.observe.notice import Notice
 
 T = TypeVar("T")
 
-_SLICE_S = 0.2
+_SLICE_S = 0.05
 _BUSY_S = 0.001  # another thread is about to hand a result over
 _SHORT_S = 0.02  # memory is short: what is let go of rings the bell, what another process returns to the budget does not
 

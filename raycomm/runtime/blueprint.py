@@ -10,7 +10,7 @@ from raycomm import __version__
 from raycomm.channel import Address, RingLayout
 from raycomm.channel.shm import slots_for
 from raycomm.options import Options
-from raycomm.plan import Channel, Plan
+from raycomm.plan.actions import Channel, Plan
 from raycomm.testing.faults import Fault
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ class Prepared:
 # pair with AT, what it is at if that takes long. So set-up costs one Ray call per actor.
 READY = "ready"
 AT = "at"
+
+
+def read_at(answer: object) -> str | None:
+    """What an actor that is not ready yet says it is at; None: the answer says something else."""
+    match answer:
+        case (str(word), str(what)) if word == AT:
+            return what
+    return None
 
 
 def address_channel(plan: Plan) -> int:

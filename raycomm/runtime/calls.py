@@ -12,7 +12,7 @@ from ray.exceptions import AsyncioActorExit  # what exit_actor raises on any thr
 from raycomm import _core
 from raycomm.channel import ShmArena
 from raycomm.codec import Failure
-from raycomm.plan import Compute, Register
+from raycomm.plan.actions import Compute, Register
 from raycomm.runtime.coroutines import CoroutineMethod
 from raycomm.runtime.fault_points import FaultPoints
 

@@ -21,7 +21,7 @@ from raycomm.channel import ShmArena, ShmReader, ShmWriter
 from raycomm.codec import Failure
 from raycomm.errors import CollectiveError, SerializationError
 from raycomm.graph.model import CollectiveKind
-from raycomm.plan import Collective, Plan
+from raycomm.plan.actions import Collective, Plan
 from raycomm.runtime import reduction
 from raycomm.runtime.reduction import Mismatch, Raw, Spec
 

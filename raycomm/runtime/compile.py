@@ -25,19 +25,24 @@ from raycomm import _core
 from raycomm.channel import Address, Deadline, ShmArena
 from raycomm.channel.memory import default_limit
 from raycomm.errors import CompileError
-from raycomm.graph import Adapter, Graph, build
-from raycomm.graph.model import Actor, Const
+from raycomm.graph.build import build
+from raycomm.graph.model import Actor, Const, Graph
+from raycomm.graph.views import Adapter
 from raycomm.observe.board import Board
 from raycomm.options import LoopThread, Options
-from raycomm.plan import Place, Plan, lower, on_devices, verify
+from raycomm.plan.actions import Plan
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.places import Place
+from raycomm.plan.verify import verify
 from raycomm.runtime.actor_thread import lend_thread
 from raycomm.runtime.blueprint import (
-    AT,
     DRIVER,
     READY,
     Blueprint,
     Prepared,
     address_channel,
+    read_at,
     report_channel,
     ring_slots,
     rings_of,
@@ -310,8 +315,8 @@ class _SetUp:
                     continue
                 except _core.Closed:
                     raise self._actors.died(self._arena.closed[1], "it ended during set-up") from None
-                if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == AT:
-                    at[process] = f"{self._label(process)} is in {answer[1]}"
+                if (what := read_at(answer)) is not None:
+                    at[process] = f"{self._label(process)} is in {what}"
                     continue
                 if answer != READY:
                     raise self._not_ready(process, answer)

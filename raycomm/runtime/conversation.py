@@ -12,7 +12,7 @@ import ray.exceptions
 
 from raycomm.channel import Deadline
 from raycomm.errors import ChannelTimeoutError, CompileError
-from raycomm.graph import Graph
+from raycomm.graph.model import Graph
 from raycomm.observe.notice import Notice
 from raycomm.options import Options
 from raycomm.runtime import ray_errors

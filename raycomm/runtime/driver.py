@@ -18,13 +18,14 @@ from typing import Any, NoReturn
 from raycomm import _core
 from raycomm.channel import Deadline, ShmArena, ShmWriter
 from raycomm.errors import SerializationError
-from raycomm.graph import Whole
+from raycomm.graph.model import Whole
 from raycomm.observe.board import Board
 from raycomm.observe.notice import Notice
 from raycomm.observe.stats import GraphStats, graph_stats
 from raycomm.observe.status import GraphStatus, graph_status
 from raycomm.options import Options, check_limit
-from raycomm.plan import FromInput, Plan, project, split_arguments
+from raycomm.plan.actions import FromInput, Plan
+from raycomm.plan.arguments import project, split_arguments
 from raycomm.runtime.awaiting import Line, Waker
 from raycomm.runtime.connection import RayConnection
 from raycomm.runtime.lending import filled_by, lent_in_time

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import ray.actor
 
 from raycomm.errors import CompileError
-from raycomm.graph import Graph
 from raycomm.graph.actor import read_actor
-from raycomm.plan import Read, Write
+from raycomm.graph.model import Graph
+from raycomm.plan.actions import Read, Write
 from raycomm.plan.transfer import Recv, Send
 from raycomm.testing.faults import Action, Exit, ExitActor, Fault, Kill, Point, Raise, Sleep, Stall
 

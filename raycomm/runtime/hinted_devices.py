@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from raycomm.codec import Failure
 from raycomm.graph.tensor_transport import TensorDevice
 from raycomm.options import DeviceKind, Options
-from raycomm.plan import ActorPlan, Plan, Read, Write
+from raycomm.plan.actions import ActorPlan, Plan, Read, Write
 from raycomm.plan.transfer import Recv
 from raycomm.runtime.calls import Step
 

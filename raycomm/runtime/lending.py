@@ -15,7 +15,7 @@ from raycomm import _core
 from raycomm.channel import Deadline, ShmArena, ShmReader
 from raycomm.errors import ArgumentError, RaycommError
 from raycomm.observe.notice import Notice
-from raycomm.plan import Plan
+from raycomm.plan.actions import Plan
 from raycomm.runtime.memory_error import shared_memory_error
 
 # The graph whose loop runs the current method. Weak: a task that a method starts inherits the context, and may outlive the graph.

@@ -25,8 +25,8 @@ from raycomm.channel import Deadline
 from raycomm.device import Communicator
 from raycomm.errors import CommunicatorError, CompileError
 from raycomm.observe.notice import FIRST_NOTICE_S, NEXT_NOTICE_S
-from raycomm.plan import Group, Link, Plan
-from raycomm.plan.transfer import Backend, OwnBackend
+from raycomm.plan.actions import Plan
+from raycomm.plan.transfer import Backend, Group, Link, OwnBackend
 from raycomm.runtime.own_end import OwnEnd
 from raycomm.runtime.step import Step
 

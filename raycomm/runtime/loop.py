@@ -15,7 +15,7 @@ from raycomm.channel import NO_LIMIT, ShmArena, ShmReader, ShmWriter, Writer
 from raycomm.codec import Failure, encode_failure
 from raycomm.errors import RaycommError, SerializationError, TensorMismatchError
 from raycomm.options import Options
-from raycomm.plan import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
+from raycomm.plan.actions import ActorPlan, Collective, Compute, Plan, Read, Register, Release, Write
 from raycomm.plan.transfer import Send
 from raycomm.runtime.blueprint import DRIVER, shares_tensors
 from raycomm.runtime.calls import ENDS, FAILS, Calls, Step

@@ -6,7 +6,7 @@ from collections import Counter
 
 from raycomm import _core
 from raycomm.errors import SharedMemoryError
-from raycomm.plan import Plan
+from raycomm.plan.actions import Plan
 
 _MIB = 1 << 20
 _DRIVER = 0

@@ -13,7 +13,7 @@ from raycomm import _core
 from raycomm.channel import NO_LIMIT, Deadline, ShmArena, ShmReader
 from raycomm.observe.notice import Notice
 from raycomm.options import Options, check_limit
-from raycomm.plan import FromChannel, Plan
+from raycomm.plan.actions import FromChannel, Plan
 from raycomm.runtime.blueprint import shares_tensors
 from raycomm.runtime.refs import Ref
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from raycomm.device.found import Found, look_around, look_for_gpu
-from raycomm.graph import Graph, TensorDevice, TensorTransport
+from raycomm.graph.model import Graph
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
 from raycomm.options import DeviceKind
 from raycomm.plan.places import NO_GPU, Missing, Place, no_cupy, no_nccl
 from raycomm.plan.transfer import Backend

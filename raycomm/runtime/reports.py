@@ -15,7 +15,7 @@ from raycomm.errors import RaycommError, SerializationError
 from raycomm.observe.board import Board, State
 from raycomm.observe.condition import KERNEL_TELLS_ENDINGS, ending
 from raycomm.options import Options
-from raycomm.plan import Plan
+from raycomm.plan.actions import Plan
 from raycomm.runtime import ray_errors
 from raycomm.runtime.blueprint import DRIVER, report_channel
 from raycomm.runtime.connection import RayConnection

@@ -21,7 +21,7 @@ from raycomm import __version__, _core
 from raycomm.channel import Address, Deadline, ShmArena, ShmReader, ShmWriter
 from raycomm.errors import CommunicatorError, SerializationError
 from raycomm.options import LoopThread
-from raycomm.plan import Compute
+from raycomm.plan.actions import Compute
 from raycomm.runtime import actor_thread, coroutines
 from raycomm.runtime.actor_thread import Claim, Parked
 from raycomm.runtime.blueprint import (

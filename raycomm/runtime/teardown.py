@@ -16,7 +16,7 @@ from raycomm import _core
 from raycomm.channel import Deadline, ShmArena
 from raycomm.observe.board import Board, State
 from raycomm.observe.notice import Notice
-from raycomm.plan import Plan
+from raycomm.plan.actions import Plan
 from raycomm.runtime.blueprint import DRIVER
 from raycomm.runtime.outputs import OutputQueue
 

@@ -25,7 +25,7 @@ from raycomm.codec import Failure
 from raycomm.device import Communicator, Device, Event, Stream
 from raycomm.errors import CommunicatorError, TransferTimeoutError
 from raycomm.options import Options
-from raycomm.plan import Action, ActorPlan, Collective, Compute, Plan, Release, Write
+from raycomm.plan.actions import Action, ActorPlan, Collective, Compute, Plan, Release, Write
 from raycomm.plan.registers import filled_and_used, given
 from raycomm.plan.transfer import COMPUTE_STREAM, Recv, Send
 from raycomm.runtime.blueprint import DRIVER

@@ -10,7 +10,8 @@ import pytest
 import ray
 
 from raycomm.errors import CompileError
-from raycomm.graph import bind, build
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
 from raycomm.ray_dag.read import ADAPTER
 
 

@@ -13,24 +13,16 @@ from ray.experimental.channel.cpu_communicator import CPUCommunicator
 from ray.experimental.util.types import ReduceOp as RayReduceOp
 
 from raycomm.errors import CompileError
-from raycomm.graph import (
-    CallValue,
-    Collective,
-    CollectiveKind,
-    InputNode,
-    MultiOutputNode,
-    ReduceOp,
-    TensorDevice,
-    TensorHint,
-    TensorTransport,
-    allgather,
-    allreduce,
-    bind,
-    build,
-    reducescatter,
-    with_channel_options,
-)
-from raycomm.plan import lower, verify
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allgather, allreduce, reducescatter
+from raycomm.graph.edges import with_channel_options
+from raycomm.graph.model import CallValue, Collective, CollectiveKind, ReduceOp
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
+from raycomm.plan.lowering import lower
+from raycomm.plan.verify import verify
 from raycomm.ray_dag.read import ADAPTER
 from tests.ray.read_actors import refused, two_actors
 

@@ -13,16 +13,13 @@ from ray.dag import InputNode as RayInputNode
 from ray.dag import MultiOutputNode as RayMultiOutputNode
 
 from raycomm.errors import CompileError
-from raycomm.graph import (
-    CallValue,
-    Graph,
-    InputNode,
-    MultiOutputNode,
-    Position,
-    bind,
-    build,
-)
-from raycomm.plan import lower, parse_plan, verify
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.model import CallValue, Graph, Position
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.plan.lowering import lower
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
 from raycomm.ray_dag.read import ADAPTER
 from tests.ray.read_actors import Worker, call, double, refused, two_actors
 

@@ -9,20 +9,15 @@ from typing import Any
 from raycomm import _core
 from raycomm.channel import ShmArena, ShmWriter
 from raycomm.codec import Failure, encode_failure
-from raycomm.graph import (
-    CollectiveKind,
-    InputNode,
-    MultiOutputNode,
-    ReduceOp,
-    allgather,
-    allreduce,
-    bind,
-    broadcast,
-    build,
-    reducescatter,
-)
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allgather, allreduce, broadcast, reducescatter
+from raycomm.graph.model import CollectiveKind, ReduceOp
+from raycomm.graph.nodes import InputNode, MultiOutputNode
 from raycomm.options import Options
-from raycomm.plan import Collective, Plan, lower, verify
+from raycomm.plan.actions import Collective, Plan
+from raycomm.plan.lowering import lower
+from raycomm.plan.verify import verify
 from raycomm.runtime.blueprint import DRIVER, rings_of
 from raycomm.runtime.collectives import Exchange
 from tests.unit.stub_actors import actor

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raycomm.graph import CallNode, Const, Graph, InputValue, Operand
-from raycomm.plan import Collective, Compute, FromInput, Plan, Read, Register, Release, Write, project, split_arguments
+from raycomm.graph.model import CallNode, Const, Graph, InputValue, Operand
+from raycomm.plan.actions import Collective, Compute, FromInput, Plan, Read, Register, Release, Write
+from raycomm.plan.arguments import project, split_arguments
 
 Arguments = tuple[Sequence[object], Mapping[str, object]]
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from raycomm.graph import Graph, InputNode, MultiOutputNode, allreduce, bind, build
-from raycomm.plan import Plan, lower, place_on_device
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.model import Graph
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.plan.actions import Plan
+from raycomm.plan.device_edges import place_on_device
+from raycomm.plan.lowering import lower
 from tests.unit.stub_actors import actor
 
 

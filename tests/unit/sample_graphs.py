@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from raycomm.graph import Graph, InputNode, MultiOutputNode, ReduceOp, allgather, allreduce, bind, broadcast, build, reducescatter
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allgather, allreduce, broadcast, reducescatter
+from raycomm.graph.model import Graph, ReduceOp
+from raycomm.graph.nodes import InputNode, MultiOutputNode
 from tests.unit.stub_actors import actor
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from raycomm.cli import DEADLOCK, NO_PLAN, main
-from raycomm.plan import parse_plan, verify
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
 
 FILE = """
 from raycomm import CompileError, InputNode, MultiOutputNode, bind
@@ -164,7 +165,7 @@ def test_a_deadlock_is_printed_action_by_action(run: Run) -> None:
 def test_streams_that_a_plan_has_are_left_to_it(file: Path, run: Run) -> None:
     exchange = (Path(__file__).parents[2] / "dags" / "exchange.py").read_text().partition('PLAN = """\\\n')[2].partition('"""')[0]
     shared = "".join(f"{line} stream 7\n" if " on link " in line else f"{line}\n" for line in exchange.splitlines())
-    file.write_text(f"from raycomm.plan import parse_plan\nPLAN = parse_plan({shared!r})\n")
+    file.write_text(f"from raycomm.plan.text import parse_plan\nPLAN = parse_plan({shared!r})\n")
     assert "stream 7" in run(f"{file}:PLAN")[1]
     assert run(f"{file}:PLAN")[0] == DEADLOCK
     assert run(f"{file}:PLAN", "--stream-policy", "link")[0] == 0

@@ -13,7 +13,7 @@ import torch
 
 from raycomm.codec import Failure
 from raycomm.errors import CollectiveError
-from raycomm.graph import CollectiveKind, ReduceOp
+from raycomm.graph.model import CollectiveKind, ReduceOp
 from raycomm.runtime import collectives
 from tests.unit.exchange_world import World
 

@@ -11,7 +11,7 @@ import torch
 
 from raycomm.codec import Failure
 from raycomm.errors import CollectiveError, SerializationError
-from raycomm.graph import CollectiveKind, ReduceOp
+from raycomm.graph.model import CollectiveKind, ReduceOp
 from raycomm.runtime import collectives
 from tests.unit.exchange_world import World
 

@@ -14,20 +14,17 @@ from hypothesis import strategies as st
 
 from raycomm.codec import Failure, cancelled, decode_failure, encode_failure
 from raycomm.errors import CompileError, DeadlockError, ExecutionCancelledError
-from raycomm.graph import (
-    CallNode,
-    CallValue,
-    Graph,
-    InputNode,
-    InputValue,
-    MultiOutputNode,
-    Nothing,
-    after,
-    allreduce,
-    bind,
-    build,
-)
-from raycomm.plan import Compute, Plan, check_arguments, lower, parse_plan, split_arguments, verify
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.edges import after
+from raycomm.graph.model import CallNode, CallValue, Graph, InputValue, Nothing
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.plan.actions import Compute, Plan
+from raycomm.plan.arguments import check_arguments, split_arguments
+from raycomm.plan.lowering import lower
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
 from tests.unit.interpret import evaluate, interpret
 from tests.unit.stub_actors import actor
 

@@ -8,9 +8,16 @@ import pytest
 
 from raycomm.channel import RingLayout
 from raycomm.errors import CompileError
-from raycomm.graph import InputNode, MultiOutputNode, allreduce, bind, build, with_channel_options
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.edges import with_channel_options
+from raycomm.graph.nodes import InputNode, MultiOutputNode
 from raycomm.options import Options
-from raycomm.plan import Channel, Plan, lower, parse_plan, verify
+from raycomm.plan.actions import Channel, Plan
+from raycomm.plan.lowering import lower
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
 from raycomm.runtime.blueprint import DRIVER, rings_of
 from tests.unit.stub_actors import actor
 

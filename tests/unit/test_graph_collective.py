@@ -13,23 +13,15 @@ from typing import Any
 import pytest
 
 from raycomm.errors import CompileError
-from raycomm.graph import (
-    CallValue,
-    Collective,
-    CollectiveKind,
-    InputNode,
-    MultiOutputNode,
-    ReduceOp,
-    TensorHint,
-    TensorTransport,
-    allgather,
-    allreduce,
-    bind,
-    broadcast,
-    build,
-    reducescatter,
-)
-from raycomm.plan import lower, verify
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allgather, allreduce, broadcast, reducescatter
+from raycomm.graph.model import CallValue, Collective, CollectiveKind, ReduceOp
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_transport import TensorTransport
+from raycomm.plan.lowering import lower
+from raycomm.plan.verify import verify
 from tests.unit.stub_actors import StubHandle, actor
 from tests.unit.test_plan_own import LikeRays, Whole
 

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from raycomm.errors import CompileError
-from raycomm.graph import InputNode, MultiOutputNode, after, allreduce, bind, build, with_channel_options
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.edges import after, with_channel_options
+from raycomm.graph.nodes import InputNode, MultiOutputNode
 from tests.unit.stub_actors import actor
 
 

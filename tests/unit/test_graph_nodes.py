@@ -12,18 +12,10 @@ import weakref
 import pytest
 
 from raycomm.errors import CompileError
-from raycomm.graph import (
-    CallValue,
-    InputAttributeNode,
-    InputNode,
-    InputValue,
-    Key,
-    MethodNode,
-    MultiOutputNode,
-    Position,
-    bind,
-    build,
-)
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.model import CallValue, InputValue, Key, Position
+from raycomm.graph.nodes import InputAttributeNode, InputNode, MethodNode, MultiOutputNode
 from tests.unit.stub_actors import StubHandle, StubMethod, actor
 
 

@@ -14,21 +14,14 @@ import numpy as np
 import pytest
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph import (
-    CallValue,
-    InputNode,
-    InputValue,
-    Key,
-    MultiOutputNode,
-    TensorDevice,
-    TensorHint,
-    TensorTransport,
-    bind,
-    build,
-)
 from raycomm.graph.actor import read_actor
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
 from raycomm.graph.containers import MAX_OBJECTS, nested_nodes
-from raycomm.graph.nodes import is_own
+from raycomm.graph.model import CallValue, InputValue, Key
+from raycomm.graph.nodes import InputNode, MultiOutputNode, is_own
+from raycomm.graph.tensor_hint import TensorHint
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
 from raycomm.graph.views import CallView, InputView, View
 from tests.unit.stub_actors import actor
 

@@ -11,9 +11,12 @@ from raycomm import InputNode, bind
 from raycomm.channel.moving import move
 from raycomm.codec import Failure
 from raycomm.codec import tensor as codec_tensor
-from raycomm.graph import build
+from raycomm.graph.build import build
 from raycomm.options import Options
-from raycomm.plan import Place, Plan, Read, Write, lower, on_devices
+from raycomm.plan.actions import Plan, Read, Write
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.places import Place
 from raycomm.runtime import hinted_devices
 from raycomm.runtime.hinted_devices import HintedDevices
 from tests.unit.stub_actors import actor

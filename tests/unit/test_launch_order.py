@@ -17,9 +17,13 @@ from raycomm import InputNode, MultiOutputNode, bind
 from raycomm.channel.device import COPIED_UP_TO, Arriving, DeviceReader, DeviceWriter
 from raycomm.device import Received
 from raycomm.errors import CommunicatorClosedError
-from raycomm.graph import allreduce, build
+from raycomm.graph.build import build
+from raycomm.graph.collective import allreduce
 from raycomm.options import Options
-from raycomm.plan import Place, Plan, lower, on_devices
+from raycomm.plan.actions import Plan
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.places import Place
 from raycomm.plan.transfer import Recv, Send
 from raycomm.runtime.transfers import Transfers
 from tests.unit.stub_actors import actor

@@ -10,8 +10,11 @@ import pytest
 
 from raycomm import InputNode, MultiOutputNode, allreduce, bind
 from raycomm.errors import CommunicatorError, PeerDiedError
-from raycomm.graph import build
-from raycomm.plan import Group, Link, Place, lower, on_devices
+from raycomm.graph.build import build
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.places import Place
+from raycomm.plan.transfer import Group, Link
 from raycomm.runtime.links import Links
 from tests.unit.stub_actors import actor
 

@@ -11,8 +11,13 @@ import torch
 from raycomm.device import found as found_here
 from raycomm.device.found import Found, look_around
 from raycomm.errors import CompileError
-from raycomm.graph import InputNode, bind, build
-from raycomm.plan import Missing, Place, Plan, lower, on_devices
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.nodes import InputNode
+from raycomm.plan.actions import Plan
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.places import Missing, Place
 from raycomm.plan.transfer import Backend
 from raycomm.runtime.places import place_of
 from tests.unit.stub_actors import actor

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from raycomm.errors import ArgumentError
-from raycomm.graph import InputNode, bind, build
-from raycomm.plan import Plan, lower, project, split_arguments
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.nodes import InputNode
+from raycomm.plan.actions import Plan
+from raycomm.plan.arguments import project, split_arguments
+from raycomm.plan.lowering import lower
 from tests.unit.stub_actors import actor
 
 

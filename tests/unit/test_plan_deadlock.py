@@ -9,8 +9,16 @@ from dataclasses import replace
 import pytest
 
 from raycomm.errors import DeadlockError
-from raycomm.graph import InputNode, MultiOutputNode, bind, build
-from raycomm.plan import Plan, StreamPolicy, assign_streams, check_deadlock, overlap, parse_plan, verify
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import Plan
+from raycomm.plan.deadlock import check_deadlock
+from raycomm.plan.overlap import overlap
+from raycomm.plan.streams import assign_streams
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
 from raycomm.testing.simulated import SimulatedHang, simulate
 from tests.unit.sample_device_graphs import on_device
 from tests.unit.stub_actors import actor

@@ -10,21 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from raycomm.graph import Graph
-from raycomm.plan import (
-    Compute,
-    Place,
-    Plan,
-    Recv,
-    Send,
-    StreamPolicy,
-    assign_streams,
-    lower,
-    on_devices,
-    overlap,
-    parse_plan,
-    verify,
-)
+from raycomm.graph.model import Graph
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import Compute, Plan
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.overlap import overlap
+from raycomm.plan.places import Place
+from raycomm.plan.streams import assign_streams
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import Recv, Send
+from raycomm.plan.verify import verify
 from raycomm.testing.simulated import Delays, simulate
 from tests.unit.sample_device_graphs import (
     all_to_all,

@@ -14,24 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raycomm.errors import CompileError
-from raycomm.graph import Graph, InputNode, MultiOutputNode, allreduce, bind, build
-from raycomm.plan import (
-    NO_GPU,
-    Backend,
-    Missing,
-    Place,
-    Plan,
-    Send,
-    StreamPolicy,
-    Transport,
-    lower,
-    no_cupy,
-    no_nccl,
-    on_devices,
-    overlap,
-    parse_plan,
-    verify,
-)
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.model import Graph
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import Plan
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.overlap import overlap
+from raycomm.plan.placement import Transport
+from raycomm.plan.places import NO_GPU, Missing, Place, no_cupy, no_nccl
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import Backend, Send
+from raycomm.plan.verify import verify
 from raycomm.testing.simulated import simulate
 from tests.unit.stub_actors import actor
 

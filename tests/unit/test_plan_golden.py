@@ -6,14 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from raycomm.graph import (
-    Graph,
-)
-from raycomm.plan import (
-    lower,
-    parse_plan,
-    verify,
-)
+from raycomm.graph.model import Graph
+from raycomm.plan.lowering import lower
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
 from tests.unit.sample_graphs import chain, collectives, diamond, fan_out, two_returns
 
 CHAIN = """\

@@ -8,24 +8,22 @@ from typing import Any
 import pytest
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph import Graph, InputNode, MultiOutputNode, allgather, allreduce, bind, build
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allgather, allreduce
+from raycomm.graph.model import Graph
+from raycomm.graph.nodes import InputNode, MultiOutputNode
 from raycomm.options import StreamPolicy
-from raycomm.plan import (
-    Backend,
-    Collective,
-    Missing,
-    Place,
-    Plan,
-    Recv,
-    Send,
-    assign_streams,
-    lower,
-    on_devices,
-    on_groups,
-    parse_plan,
-    place_on_device,
-    verify,
-)
+from raycomm.plan.actions import Collective, Plan
+from raycomm.plan.device_collectives import on_groups
+from raycomm.plan.device_edges import place_on_device
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.places import Missing, Place
+from raycomm.plan.streams import assign_streams
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import Backend, Recv, Send
+from raycomm.plan.verify import verify
 from raycomm.testing.simulated import SimulatedHang, simulate
 from tests.unit.stub_actors import actor
 

@@ -11,28 +11,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raycomm.graph import (
-    Graph,
-    InputNode,
-    MultiOutputNode,
-    allgather,
-    allreduce,
-    bind,
-    broadcast,
-    build,
-    reducescatter,
-)
-from raycomm.graph import after as run_after
-from raycomm.plan import (
-    Compute,
-    Read,
-    Register,
-    Transport,
-    lower,
-    parse_plan,
-    place,
-    verify,
-)
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allgather, allreduce, broadcast, reducescatter
+from raycomm.graph.edges import after as run_after
+from raycomm.graph.model import Graph
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.plan.actions import Compute, Read, Register
+from raycomm.plan.lowering import lower
+from raycomm.plan.placement import Transport, place
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
 from tests.unit.interpret import evaluate, interpret
 from tests.unit.sample_graphs import diamond, fan_out
 from tests.unit.stub_actors import actor

@@ -7,10 +7,21 @@ from typing import Any
 import pytest
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph import Graph, InputNode, MultiOutputNode, TensorTransport, allreduce, bind, build
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.model import Graph
+from raycomm.graph.nodes import InputNode, MultiOutputNode
 from raycomm.graph.own_communicator import NoCommunicatorError, OwnCommunicator, read_communicator
+from raycomm.graph.tensor_transport import TensorTransport
 from raycomm.options import StreamPolicy
-from raycomm.plan import Collective, OwnBackend, Place, Plan, Recv, Send, lower, on_devices, parse_plan, verify
+from raycomm.plan.actions import Collective, Plan
+from raycomm.plan.devices import on_devices
+from raycomm.plan.lowering import lower
+from raycomm.plan.places import Place
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import OwnBackend, Recv, Send
+from raycomm.plan.verify import verify
 from raycomm.ray_dag.gloo import Gloo
 from raycomm.testing.simulated import simulate
 from tests.unit.stub_actors import actor

@@ -9,27 +9,22 @@ from typing import Any
 import pytest
 
 from raycomm.errors import DeadlockError
-from raycomm.graph import Graph, InputNode, MultiOutputNode, allreduce, bind, build
-from raycomm.plan import (
-    Action,
-    ActorPlan,
-    Collective,
-    Compute,
-    Plan,
-    Read,
-    Recv,
-    Send,
-    StreamPolicy,
-    Write,
-    assign_streams,
-    lower,
-    on_groups,
-    overlap,
-    parse_plan,
-    place_on_device,
-    verify,
-)
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.model import Graph
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import Action, ActorPlan, Collective, Compute, Plan, Read, Write
+from raycomm.plan.device_collectives import on_groups
+from raycomm.plan.device_edges import place_on_device
+from raycomm.plan.lowering import lower
+from raycomm.plan.overlap import overlap
 from raycomm.plan.registers import filled_and_used, pack, spread
+from raycomm.plan.streams import assign_streams
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import Recv, Send
+from raycomm.plan.verify import verify
 from raycomm.testing.simulated import SimulatedHang, simulate
 from tests.unit.sample_device_graphs import on_device
 from tests.unit.stub_actors import actor

@@ -7,24 +7,21 @@ from collections.abc import Callable
 import pytest
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.graph import Graph, InputNode, MultiOutputNode, allreduce, bind, build
-from raycomm.plan import (
-    DEFAULT_MAX_LINKS,
-    DeviceStreams,
-    Link,
-    Plan,
-    Recv,
-    Send,
-    StreamPolicy,
-    Transport,
-    Write,
-    assign_streams,
-    lower,
-    overlap,
-    parse_plan,
-    place_on_device,
-    verify,
-)
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.model import Graph
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import Plan, Write
+from raycomm.plan.device_edges import place_on_device
+from raycomm.plan.lowering import lower
+from raycomm.plan.overlap import overlap
+from raycomm.plan.placement import Transport
+from raycomm.plan.streams import DEFAULT_MAX_LINKS, assign_streams
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import DeviceStreams, Link, Recv, Send
+from raycomm.plan.verify import verify
 from tests.unit.sample_device_graphs import all_to_all, on_device, skip_connection, tensor_parallel
 from tests.unit.stub_actors import actor
 

@@ -9,35 +9,29 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raycomm.errors import CompileError
-from raycomm.graph import CollectiveKind, Key, Nothing, Position, ReduceOp, TensorDevice, TensorTransport, Whole
-from raycomm.plan import (
+from raycomm.graph.model import CollectiveKind, Key, Nothing, Position, ReduceOp, Whole
+from raycomm.graph.tensor_transport import TensorDevice, TensorTransport
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import (
     ActorPlan,
-    Backend,
     Channel,
     Collective,
     Compute,
     Constant,
-    DeviceStreams,
     FromChannel,
     FromInput,
-    Group,
     Input,
-    Link,
-    OwnBackend,
     Plan,
     Process,
     Read,
-    Recv,
     Register,
     Release,
-    Send,
     Signature,
-    StreamPolicy,
-    TensorEdge,
-    Transport,
     Write,
-    parse_plan,
 )
+from raycomm.plan.placement import Transport
+from raycomm.plan.text import parse_plan
+from raycomm.plan.transfer import Backend, DeviceStreams, Group, Link, OwnBackend, Recv, Send, TensorEdge
 
 # Quotes, line ends of every kind, control characters, words of the grammar, lone surrogates: whatever a label can hold.
 ODD = [

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from raycomm.errors import CompileError, DeadlockError
-from raycomm.plan import Action, Compute, Constant, Plan, Read, Register, Release, Signature, Write, parse_plan, verify
+from raycomm.plan.actions import Action, Compute, Constant, Plan, Read, Register, Release, Signature, Write
+from raycomm.plan.text import parse_plan
+from raycomm.plan.verify import verify
 
 PASSES = """\
 plan "diamond"

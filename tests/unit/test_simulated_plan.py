@@ -8,8 +8,14 @@ import pytest
 
 from dags.exchange import PLAN
 from raycomm.errors import ActorDiedError, PeerDiedError
-from raycomm.graph import Graph
-from raycomm.plan import Plan, StreamPolicy, assign_streams, lower, overlap, parse_plan, place_on_device
+from raycomm.graph.model import Graph
+from raycomm.options import StreamPolicy
+from raycomm.plan.actions import Plan
+from raycomm.plan.device_edges import place_on_device
+from raycomm.plan.lowering import lower
+from raycomm.plan.overlap import overlap
+from raycomm.plan.streams import assign_streams
+from raycomm.plan.text import parse_plan
 from raycomm.testing.simulated import (
     Delays,
     Event,

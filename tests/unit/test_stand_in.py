@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from raycomm.errors import CompileError
-from raycomm.graph import InputNode, MultiOutputNode, allreduce, bind, build
-from raycomm.plan import lower, verify
+from raycomm.graph.build import build
+from raycomm.graph.calls import bind
+from raycomm.graph.collective import allreduce
+from raycomm.graph.nodes import InputNode, MultiOutputNode
+from raycomm.plan.lowering import lower
+from raycomm.plan.verify import verify
 from raycomm.testing import stand_in
 
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from raycomm.errors import CompileError
-from raycomm.graph import bind
+from raycomm.graph.calls import bind
 
 _numbers = itertools.count()  # tells stand-ins apart; says nothing about a graph
 
