@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from microbench import console as display
-from microbench.command import BenchRun, CsvPath, JsonPath, refuse
+from microbench.command import BenchRun, CsvPath, JsonPath, Rivals, RivalsOption, RoundCount, RowPattern, refuse, refusing
 from microbench.gpu_found import look_for_gpus
 from microbench.gpu_rows import GPU_ROWS, TORCH, GpuRow, Gpus, plan_gpu_turns
-from microbench.harness import FULL, QUICK, Result, Rounds, Turn
+from microbench.harness import FULL, QUICK, Effort, Result, Rounds, Turn, steps
 from microbench.process import BenchProcess
 from microbench.rows import RAY_CALL, RAY_GRAPH, ROWS, Kind, Row, Topology, select
 from microbench.split import split
@@ -34,18 +34,13 @@ class Device(enum.StrEnum):
     SIMULATED = "simulated"
 
 
-class Rivals(enum.StrEnum):
-    RAY = "ray"
-    NONE = "none"
-
-
 @dataclass(frozen=True)
 class Part:
     """Rows that one bench process measures, one part after the other.
 
     Attributes:
         serves: what runs in the process.
-        once: rows that a quick run measures in one round only.
+        once: rows that are measured in fewer rounds: a quick run's in one only.
         left_out: results of rows that this machine cannot run.
     """
 
@@ -54,9 +49,9 @@ class Part:
     once: frozenset[str] = frozenset()
     left_out: list[Result] = field(default_factory=list)
 
-    def steps(self, rounds: int, idle_rounds: int) -> int:
-        """Measurements of all rounds."""
-        return sum(min(rounds, idle_rounds) if row in self.once else rounds for turn in self.turns for row in turn.rows)
+    def fewer(self, effort: Effort) -> dict[str, int]:
+        """In how many rounds at most they are measured. See `Rounds`."""
+        return dict.fromkeys(self.once, effort.idle_rounds)
 
 
 def plan_turns(rows: Sequence[Row], rivals: Rivals) -> list[Turn]:
@@ -105,20 +100,18 @@ def main(
         Device, typer.Option(help="auto: CPU rows, then GPU rows where there is a GPU. simulated: GPU rows without one.")
     ] = Device.AUTO,
     quick: Annotated[bool, typer.Option("--quick", help="Short rounds: under 90 s for the CPU rows.")] = False,
-    rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
-    rivals: Annotated[Rivals, typer.Option(help="What to compare with.")] = Rivals.RAY,
+    rows: RowPattern = None,
+    rivals: RivalsOption = Rivals.RAY,
     json: JsonPath = None,
     csv: CsvPath = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
+    rounds: RoundCount = 3,
 ) -> None:
     """Measures compiled actor graphs: raycomm beside Ray Compiled Graphs, a plain actor call and the native floor."""
     found = look_for_gpus() if device in (Device.AUTO, Device.GPU) else None
     if device is Device.GPU and isinstance(found, str):
         refuse(f"--device gpu: {found}")
-    try:
+    with refusing("--rows", hint=found if isinstance(found, str) else ""):
         chosen = select(rows, rows_of(device, found))
-    except ValueError as error:
-        refuse(f"--rows: {error}" + (f"; {found}" if isinstance(found, str) else ""))
     gpus = found if isinstance(found, Gpus) else None
     parts = plan_parts(chosen, rivals, device, gpus)
     if not parts:
@@ -128,10 +121,11 @@ def main(
     results: list[Result] = []
     with BenchRun("accelerated_dag", json, facts, csv=csv) as run:
         run.console.print(f"device: {line}", markup=False, soft_wrap=True)
-        with display.LiveProgress(run.console, sum(part.steps(rounds, effort.idle_rounds) for part in parts)) as progress:
+        total = sum(steps(part.turns, rounds, part.fewer(effort)) for part in parts)
+        with display.LiveProgress(run.console, total) as progress:
             for part in parts:
                 with BenchProcess(part.serves) as process:
-                    measured = Rounds(process, effort, progress, part.once).run(part.turns, rounds)
+                    measured = Rounds(process, effort, progress, part.fewer(effort)).run(part.turns, rounds)
                 results += _in_order([*measured, *part.left_out])
         display.show(run.console, display.results_table(results))
         if comparisons := split(results):

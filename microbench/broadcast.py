@@ -15,7 +15,6 @@ Exit code 0: the run went through, whatever it measured. 2: bad input. 130: inte
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -23,26 +22,16 @@ import typer
 from rich.table import Table
 
 from microbench.broadcast_session import FULL, QUICK
-from microbench.command import BenchRun, CsvPath, JsonPath, refuse
+from microbench.command import BenchRun, CsvPath, JsonPath, RowPattern, refuse, refusing
 from microbench.console import LiveProgress, number, show
 from microbench.harness import Result, Rounds, Turn
 from microbench.interpreters import Interpreters
+from microbench.rows import select
 from microbench.systems import SYSTEMS
 from microbench.workloads import LISTS, SEED, TENSORS, WORKLOADS, Sort, Workload
 
 QUICK_TENSORS_UP_TO = 16 << 20  # bytes
 QUICK_LEAVES_OUT = ("zmq:pubsub:tcp", "zmq:pubsub:tcp:msgpack")
-
-
-def choose(what: str, known: Sequence[str], pattern: str | None) -> list[str]:
-    """The names a regular expression is found in; all without one. A line and exit code 2 if that is none."""
-    try:
-        chosen = [name for name in known if pattern is None or re.search(pattern, name)]
-    except re.error as error:
-        refuse(f"--{what}: {pattern!r} is no regular expression: {error}")
-    if not chosen:
-        refuse(f"--{what}: {pattern!r} is found in none of {', '.join(known)}")
-    return chosen
 
 
 def plan(systems: Sequence[str], workloads: Sequence[Workload], readers: int) -> tuple[list[Turn], list[Result]]:
@@ -94,7 +83,7 @@ def _cell(result: Mapping[str, Any], best: float | None) -> str:
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="One short round, fewer sizes: under 5 minutes.")] = False,
     readers: Annotated[int, typer.Option(min=1, max=16, help="Processes that read.")] = 4,
-    rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
+    rows: RowPattern = None,
     systems: Annotated[str | None, typer.Option(help="Only systems it is found in.", metavar="REGEX")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; 3 unless --quick.")] = None,
     json: JsonPath = None,
@@ -102,9 +91,11 @@ def main(
 ) -> None:
     """Measures a broadcast over raycomm's ring and over its rivals."""
     sizes = [*LISTS, *(workload for workload in TENSORS if not quick or workload.size <= QUICK_TENSORS_UP_TO)]
-    workloads = [WORKLOADS[name] for name in choose("rows", [workload.name for workload in sizes], rows)]
+    with refusing("--rows"):
+        workloads = select(rows, {workload.name: workload for workload in sizes})
     known = [name for name in SYSTEMS if not quick or systems is not None or name not in QUICK_LEAVES_OUT]
-    chosen = choose("systems", known, systems)
+    with refusing("--systems"):
+        chosen = select(systems, {name: name for name in known}, "system")
     effort, times = (QUICK, rounds or 1) if quick else (FULL, rounds or 3)
     turns, left_out = plan(chosen, workloads, readers)
     if not (turns or left_out):

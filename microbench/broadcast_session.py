@@ -28,7 +28,6 @@ class BroadcastEffort:
         most_bytes: of all timed messages of a row together, however many it should have; at least `fewest` are sent, and half as
             many warm-ups.
         turn_limit_s: wall-clock limit of one system's turn, start of its processes included.
-        idle_rounds: of rows that need no repetition; there are none.
     """
 
     warmups: int
@@ -37,7 +36,6 @@ class BroadcastEffort:
     pace_s: float = 0.002
     most_bytes: int = 1024 * _MIB
     fewest: int = 5
-    idle_rounds: int = 1
 
     def messages_of(self, workload: Workload) -> tuple[int, int]:
         """Warm-ups and timed messages of a row."""

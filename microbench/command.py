@@ -9,9 +9,11 @@ Exit code 0: the run went through, whatever it measured. 2: bad input. 130: inte
 
 from __future__ import annotations
 
+import enum
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Annotated, Any, NoReturn, Self
@@ -22,6 +24,17 @@ from microbench import console as display
 from microbench import document
 from microbench.harness import Result
 
+
+class Rivals(enum.StrEnum):
+    """Whom a bench of graphs measures beside raycomm."""
+
+    RAY = "ray"
+    NONE = "none"
+
+
+RowPattern = Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")]
+RivalsOption = Annotated[Rivals, typer.Option(help="What to compare with.")]
+RoundCount = Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", metavar="PATH")]
 CsvPath = Annotated[Path | None, typer.Option("--csv", help="Write its rows to this file.", metavar="PATH")]
 
@@ -30,6 +43,19 @@ def refuse(text: str) -> NoReturn:
     """One line on stderr, exit code 2."""
     print(text, file=sys.stderr)
     raise typer.Exit(2)
+
+
+@contextmanager
+def refusing(option: str, hint: str = "") -> Iterator[None]:
+    """What is wrong with an option, said by a `ValueError`: one line that names it, and exit code 2.
+
+    Args:
+        hint: what else may be the reason.
+    """
+    try:
+        yield
+    except ValueError as error:
+        refuse(f"{option}: {error}" + (f"; {hint}" if hint else ""))
 
 
 def read_or_refuse(path: Path) -> dict[str, Any]:

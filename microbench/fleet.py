@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import socket
+import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from microbench.leftovers import scratch_directory
 from microbench.transports.base import AHEAD, LIMIT_S, Place, Transport
 from microbench.workloads import Workload
 
@@ -38,7 +40,7 @@ class ReaderFailed(Exception):
 
 
 class Times:
-    """When each reader had each message, in nanoseconds; 0: not yet. In a file, mapped by all."""
+    """When each reader had each message, in nanoseconds; 0: not yet. In a file, mapped by all. Use `close`."""
 
     def __init__(self, path: Path, readers: int) -> None:
         size = readers * MOST_MESSAGES * 8
@@ -62,6 +64,11 @@ class Times:
         for place in range(len(self._words)):
             self._words[place] = 0
 
+    def close(self) -> None:
+        """Unmap the file. Rows have to have been let go of."""
+        self._words.release()
+        self._map.close()
+
 
 class Fleet:
     """The processes. Use `close`.
@@ -75,7 +82,7 @@ class Fleet:
     """
 
     def __init__(self, system: str, make: Callable[[Place], Transport], readers: int) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="raycomm-bench-")
+        self._directory = scratch_directory()
         place = Place(0, readers, Path(self._directory.name))
         self.times = Times(place.directory / "times", readers)
         self._started: list[subprocess.Popen[bytes]] = []
@@ -159,11 +166,13 @@ class Fleet:
             if end is not None:
                 end.close()
         finally:
+            self.times.close()
             with suppress(OSError):
                 self._directory.cleanup()
 
     def _start(self, system: str, rank: int, place: Place) -> None:
         ours, theirs = Pipe()
+        _limit_sends(ours, LIMIT_S)
         with theirs:
             command = [sys.executable, "-m", "microbench.reader", str(theirs.fileno())]
             arguments = [system, str(rank), str(place.readers), str(place.directory)]
@@ -171,9 +180,13 @@ class Fleet:
         self._talks.append(ours)
 
     def _tell(self, what: Any) -> None:
-        for talk in self._talks:
-            with suppress(BrokenPipeError):  # it has died; its answer says so
+        for rank, talk in enumerate(self._talks, 1):
+            try:
                 talk.send(what)
+            except BrokenPipeError:
+                pass  # it has died; its answer says so
+            except BlockingIOError as error:
+                raise TimeoutError(f"reader {rank} did not listen within {LIMIT_S:g} s") from error
 
     def _answers(self, limit_s: float) -> None:
         for rank in range(1, len(self._talks) + 1):
@@ -196,3 +209,10 @@ class Fleet:
         for rank, talk in enumerate(self._talks, 1):
             if talk.poll(0):
                 self._answer(rank, 0)
+
+
+def _limit_sends(talk: Connection[Any, Any], limit_s: float) -> None:
+    """From now on a send that finds no room for so long raises `BlockingIOError`."""
+    seconds, rest = divmod(limit_s, 1)
+    with socket.socket(fileno=os.dup(talk.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))

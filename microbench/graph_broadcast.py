@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 from microbench.fleet import Times, clock
+from microbench.leftovers import scratch_directory
 from microbench.transports.base import AHEAD
 from microbench.workloads import Workload
 
@@ -35,6 +36,7 @@ class Taker:
         """Receive."""
         if isinstance(value, tuple):
             (self._workload, self._messages), self._number = value, 0
+            self._workload.prepare()
             return
         workload = self._workload
         assert workload is not None
@@ -49,13 +51,13 @@ class Taker:
         """It has been constructed."""
 
 
-class GraphBroadcast:
+class GraphBroadcast(ABC):
     """What both have in common: a cluster of their own, the actors, and results in flight."""
 
     def __init__(self, readers: int) -> None:
         import ray
 
-        self._directory = tempfile.TemporaryDirectory(prefix="raycomm-bench-")
+        self._directory = scratch_directory()
         self.times = Times(Path(self._directory.name, "times"), readers)
         self._in_flight: dict[int, Any] = {}
         self._number = 0
@@ -71,11 +73,13 @@ class GraphBroadcast:
             self.close()  # else the cluster would run beside every system that comes after
             raise
 
+    @abstractmethod
     def _compile(self, actors: list[Any]) -> Any:
-        raise NotImplementedError
+        """The graph that gives its input to all actors."""
 
+    @abstractmethod
     def _encoded_bytes(self, value: Any) -> int:
-        raise NotImplementedError
+        """Bytes of a message as the system's own serializer makes it."""
 
     def begin(self, workload: Workload, messages: int) -> int:
         self._in_flight.clear()
@@ -110,6 +114,7 @@ class GraphBroadcast:
         for actor in self._actors:
             ray.kill(actor)
         ray.shutdown()
+        self.times.close()
         with contextlib.suppress(OSError):
             self._directory.cleanup()
 

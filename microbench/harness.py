@@ -14,7 +14,7 @@ import statistics
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -167,13 +167,10 @@ class Turn:
 
 
 class Limits(Protocol):
-    """What an effort has to say of its rounds. See `Effort`."""
+    """What an effort has to say of its turns. See `Effort`."""
 
     @property
     def turn_limit_s(self) -> float: ...
-
-    @property
-    def idle_rounds(self) -> int: ...
 
 
 class Requests(Protocol):
@@ -197,18 +194,26 @@ class Progress(Protocol):
     def failed(self, row: str, system: str, error: str) -> None: ...
 
 
+def steps(turns: Sequence[Turn], rounds: int, fewer: Mapping[str, int]) -> int:
+    """Measurements of all rounds. See `Rounds`."""
+    return sum(min(rounds, fewer.get(row, rounds)) for turn in turns for row in turn.rows)
+
+
 class Rounds:
     """Runs turns round after round in one bench process, and gathers what each row measured.
+
+    Args:
+        fewer: rows that need not be repeated so often, and in how many rounds they are measured at most.
 
     A row that fails is not tried again in later rounds; the other rows go on. A row that hangs costs the bench process,
     which is killed with everything it started; the next row gets a fresh one.
     """
 
-    def __init__(self, process: Requests, effort: Limits, progress: Progress, once: frozenset[str] = frozenset()) -> None:
+    def __init__(self, process: Requests, effort: Limits, progress: Progress, fewer: Mapping[str, int] | None = None) -> None:
         self._process = process
         self._effort = effort
         self._progress = progress
-        self._once = once  # rows measured in `effort.idle_rounds` rounds only
+        self._fewer = fewer or {}
         self._measured: dict[tuple[str, str], list[Measurement]] = {}
         self._errors: dict[tuple[str, str], str] = {}
 
@@ -223,9 +228,7 @@ class Rounds:
         return [self._result(row, turn.system) for turn in turns for row in turn.rows]
 
     def _due(self, row: str, system: str, number: int) -> bool:
-        if (row, system) in self._errors:
-            return False
-        return row not in self._once or number < self._effort.idle_rounds
+        return (row, system) not in self._errors and (row not in self._fewer or number < self._fewer[row])
 
     def _take(self, turn: Turn, rows: Sequence[str]) -> None:
         end = time.monotonic() + self._effort.turn_limit_s

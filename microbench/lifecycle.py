@@ -15,8 +15,8 @@ import typer
 from rich.table import Table
 
 from microbench import console as display
-from microbench.command import BenchRun, CsvPath, JsonPath, refuse
-from microbench.harness import Effort, Measurement, Result, Rounds
+from microbench.command import BenchRun, CsvPath, JsonPath, RoundCount, RowPattern, refusing
+from microbench.harness import Effort, Measurement, Result, Rounds, steps
 from microbench.lifecycle_rows import ACTORS, LIFECYCLE_ROWS, plan_turns
 from microbench.process import BenchProcess
 from microbench.rows import select
@@ -40,24 +40,21 @@ class Progress(display.LiveProgress):
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer graphs, most rows in one round only: under two minutes.")] = False,
-    rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
+    rows: RowPattern = None,
     json: JsonPath = None,
     csv: CsvPath = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
+    rounds: RoundCount = 3,
 ) -> None:
     """Measures what a graph costs outside of its calls: compile, teardown, idling, a death, and what stays behind."""
-    try:
+    with refusing("--rows"):
         chosen = select(rows, LIFECYCLE_ROWS)
-    except ValueError as error:
-        refuse(f"--rows: {error}")
     effort = QUICK if quick else FULL
-    seldom = frozenset(row.name for row in chosen if row.seldom)
+    fewer = {row.name: effort.idle_rounds for row in chosen if row.seldom}
     turns = plan_turns(chosen)
-    total = sum(min(rounds, effort.idle_rounds) if row in seldom else rounds for turn in turns for row in turn.rows)
     with BenchRun("lifecycle", json, {"note": PLACE}, csv=csv) as run:
         run.console.print(PLACE, markup=False)
-        with Progress(run.console, total) as progress, BenchProcess(SERVES) as process:
-            results = in_order(Rounds(process, effort, progress, seldom).run(turns, rounds))
+        with Progress(run.console, steps(turns, rounds, fewer)) as progress, BenchProcess(SERVES) as process:
+            results = in_order(Rounds(process, effort, progress, fewer).run(turns, rounds))
         for table in tables(results):
             display.show(run.console, table)
         run.write(results)

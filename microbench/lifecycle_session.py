@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, Protocol
 
 from microbench.footprint import Footprint
 from microbench.harness import Effort, Measurement, highest_cpu_percent
+from microbench.leftovers import scratch_directory
 from microbench.lifecycle_rows import (
     GRAPHS,
     LIFECYCLE_ROWS,
@@ -338,7 +338,7 @@ class LifecycleSession:
             signalled.append(time.perf_counter_ns())
             os.kill(self._pids[0], signal.SIGKILL)
 
-        with tempfile.TemporaryDirectory(prefix="raycomm-bench-") as directory:
+        with scratch_directory() as directory:
             entered = Path(directory, "entered")
             killer = threading.Thread(target=kill, args=(entered,), daemon=True)
             ref = self._graph.execute(str(entered))

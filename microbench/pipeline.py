@@ -24,8 +24,7 @@ import typer
 from rich.table import Table
 
 from microbench import console as display
-from microbench.accelerated_dag_gpu import Rivals
-from microbench.command import BenchRun, CsvPath, JsonPath, refuse
+from microbench.command import BenchRun, CsvPath, JsonPath, Rivals, RivalsOption, RoundCount, RowPattern, refusing
 from microbench.console import number
 from microbench.harness import FULL, QUICK, Effort, Result, Rounds
 from microbench.pipeline_rows import choose, complete, plan_turns
@@ -43,17 +42,15 @@ def effort_of(quick: bool) -> Effort:
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Short rounds: under 3 minutes.")] = False,
-    rows: Annotated[str | None, typer.Option(help="Only rows this regular expression is found in.", metavar="REGEX")] = None,
-    rivals: Annotated[Rivals, typer.Option(help="What to compare with.")] = Rivals.RAY,
+    rows: RowPattern = None,
+    rivals: RivalsOption = Rivals.RAY,
     json: JsonPath = None,
     csv: CsvPath = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
+    rounds: RoundCount = 3,
 ) -> None:
     """Measures how graphs scale with executions in flight, length, width and work: raycomm beside Ray Compiled Graphs."""
-    try:
+    with refusing("--rows"):
         chosen = choose(rows)
-    except ValueError as error:
-        refuse(f"--rows: {error}")
     systems = (RAYCOMM, RAY_GRAPH) if rivals is Rivals.RAY else (RAYCOMM,)
     with BenchRun("pipeline", json, csv=csv) as run:
         progress = display.LiveProgress(run.console, len(chosen) * len(systems) * rounds)

@@ -29,9 +29,11 @@ from typing import Any, Self
 
 import psutil
 
+from microbench import leftovers
+from microbench.leftovers import MARK
+
 START_LIMIT_S = 60.0
 END_LIMIT_S = 10.0
-MARK = "RAYCOMM_BENCH_PROCESS"  # environment variable, inherited by all that the child starts
 _PR_SET_PDEATHSIG = 1
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,12 +86,13 @@ class BenchProcess:
         return answer
 
     def kill(self) -> None:
-        """Ends the child and every process of its session, at once. Does nothing when there is none."""
+        """Ends the child and every process of its session, at once, and removes what they leave. Nothing if there is none."""
         child, self._child = self._child, None
         connection, self._connection = self._connection, None
         if child is not None:
             _kill_session(child.pid, self._mark)
             child.wait()
+            leftovers.remove(self._mark)
         if connection is not None:
             connection.close()
         if self._log is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,7 @@ def receive(end: Transport, workload: Workload, messages: int, times: memoryview
 def serve(talk: Connection[Any, Any], system: str, place: Place) -> None:
     """Answer the writer until it hangs up."""
     end: Transport = SYSTEMS[system].load()(place)
-    try:
-        times = Times(place.directory / "times", place.readers).of(place.rank)
+    with closing(end), closing(Times(place.directory / "times", place.readers)) as all_times, all_times.of(place.rank) as times:
         talk.send((True, end.offer()))
         end.join(_hear(talk))
         talk.send((True, None))
@@ -45,13 +44,12 @@ def serve(talk: Connection[Any, Any], system: str, place: Place) -> None:
                 import torch
 
                 torch.set_num_threads(1)  # the readers share the cores already
+            workload.prepare()
             end.prepare(encoded)
             talk.send((True, None))
             receive(end, workload, messages, times)
             _hear(talk)  # asked, not unasked: before its time, the writer takes what it hears for a failure
             talk.send((True, None))
-    finally:
-        end.close()
 
 
 class WriterGone(Exception):

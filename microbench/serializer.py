@@ -43,7 +43,7 @@ from rich.table import Table
 
 from microbench import console as display
 from microbench.codecs import CODECS, Codec
-from microbench.command import BenchRun, CsvPath, JsonPath, refuse
+from microbench.command import BenchRun, CsvPath, JsonPath, RoundCount, refusing
 from microbench.harness import FULL, QUICK, Measurement, Result, Rounds, Turn
 from microbench.process import BenchProcess, ProcessLost, RequestFailed
 from microbench.rows import select
@@ -163,17 +163,13 @@ def main(
     codecs: Annotated[str | None, typer.Option(help="Only codecs this regular expression is found in.", metavar="REGEX")] = None,
     json: JsonPath = None,
     csv: CsvPath = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; fewer than 3 are not worth comparing.")] = 3,
+    rounds: RoundCount = 3,
 ) -> None:
     """Measures encoding and decoding: raycomm's codec beside msgpack, msgspec, pickle and cloudpickle."""
-    try:
+    with refusing("--values"):
         chosen_values = select(values, VALUES, "value")
-    except ValueError as error:
-        refuse(f"--values: {error}")
-    try:
+    with refusing("--codecs"):
         chosen_codecs = select(codecs, CODECS, "codec")
-    except ValueError as error:
-        refuse(f"--codecs: {error}")
     effort = QUICK_EFFORT if quick else FULL_EFFORT
     with BenchRun("serializer", json, facts_of(chosen_codecs), csv=csv) as run:
         with BenchProcess(SERVES) as process, ValueProgress(run.console, rounds * len(chosen_values)) as progress:

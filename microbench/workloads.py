@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 SEED = 20_261_130
@@ -48,15 +48,15 @@ class Workload:
         """What a message takes in memory, about."""
         return 8 * self.size if self.sort is Sort.LIST else self.size
 
-    @cached_property
-    def _base(self) -> list[int]:
-        numbers = random.Random(SEED)
-        return [numbers.randrange(TOKENS) for _ in range(self.size - 1)]
+    def prepare(self) -> None:
+        """Make now what all messages have in common, so that it is there when the first one is made or looked at."""
+        if self.sort is Sort.LIST:
+            _tokens(self.size - 1)
 
     def message(self, number: int) -> Any:
         """What is sent, made anew."""
         if self.sort is Sort.LIST:
-            return [number, *self._base]
+            return [number, *_tokens(self.size - 1)]
         import torch
 
         return torch.full((self.size // 4,), float(1 + number % 8), dtype=torch.float32)
@@ -81,6 +81,12 @@ class Workload:
         right = value == expected if self.sort is Sort.LIST else bool((value == expected).all())
         if not right:
             raise WrongMessage(f"{self.name}: message {number} has the right length and wrong contents")
+
+
+@cache  # not of the workload, which is sent to the readers: they make their own
+def _tokens(count: int) -> list[int]:
+    numbers = random.Random(SEED)
+    return [numbers.randrange(TOKENS) for _ in range(count)]
 
 
 def _bytes(size: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 import psutil
 import ray
 
+from microbench.leftovers import scratch_directory
 from microbench.rows import Topology
 
 START_LIMIT_S = 60.0
@@ -114,7 +114,7 @@ class Actors:
 @contextmanager
 def busy_call(actor: Any) -> Iterator[None]:
     """A plain call of `actor` computes meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="raycomm-bench-") as directory:
+    with scratch_directory() as directory:
         begun, over = Path(directory, "begun"), Path(directory, "over")
         call = actor.compute.remote(str(begun), str(over))
         try:

@@ -11,6 +11,7 @@ import ray
 import torch
 
 from microbench.gpu_rows import GpuRow, Place
+from microbench.leftovers import scratch_directory
 from microbench.rivals.base import START_LIMIT_S, Actors, Calls
 
 SHARED_GPU = {"env_vars": {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}}
@@ -138,7 +139,7 @@ class Bare:
     def open(self, row: GpuRow) -> Bare:
         self._actors = self._pool.fresh(row.wiring.actors)
         self._pids = self._pool.pids(self._actors)
-        self._store = tempfile.TemporaryDirectory(prefix="raycomm-bench-")
+        self._store = scratch_directory()
         path = str(Path(self._store.name, "store"))
         joined = [actor.join.remote(self.rank_class, rank, path) for rank, actor in enumerate(self._actors)]
         ray.get(joined, timeout=START_LIMIT_S)

@@ -6,11 +6,14 @@ They run in processes of their own, which have nothing in common but a directory
 from __future__ import annotations
 
 import pickle
+import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, NoReturn, Protocol
 
 LIMIT_S = 30.0  # of every wait in a transport
 AHEAD = 4  # messages that the writer may be ahead of the slowest reader, in all transports alike
@@ -57,6 +60,22 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+@contextmanager
+def limited(what: str, limit_s: float = LIMIT_S) -> Iterator[None]:
+    """A wait of the main thread for which its library takes no limit: `TimeoutError`, and what was not so, after `limit_s`."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise TimeoutError(f"{what} within {limit_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def as_array(value: Any) -> Any:

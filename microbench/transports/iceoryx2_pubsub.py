@@ -23,9 +23,13 @@ class Iceoryx2PubSub:
     def __init__(self, place: Place) -> None:
         self._place = place
         iceoryx2.set_log_level(iceoryx2.LogLevel.Fatal)
-        node = iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
+        config = iceoryx2.config.default()
+        # Its files are this broadcast's alone, and can be told from all others: it leaves some even when it is closed.
+        config.global_cfg.root_path = iceoryx2.Path.new(str(place.directory))
+        config.global_cfg.prefix = iceoryx2.FileName.new(f"iox2_{place.directory.name}_")
+        node = iceoryx2.NodeBuilder.new().config(config).create(iceoryx2.ServiceType.Ipc)
         service = (
-            node.service_builder(iceoryx2.ServiceName.new(f"raycomm-bench-{place.directory.name}"))
+            node.service_builder(iceoryx2.ServiceName.new("broadcast"))
             .publish_subscribe(iceoryx2.Slice[ctypes.c_uint8])
             .enable_safe_overflow(False)
             .max_subscribers(place.readers)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
-from microbench.transports.base import LIMIT_S, Place, as_array, as_tensor, pickled
+from microbench.leftovers import name_shared_memory
+from microbench.transports.base import LIMIT_S, Place, as_array, as_tensor, limited, pickled
 
 
 class VllmQueue:
@@ -15,6 +17,8 @@ class VllmQueue:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        os.environ["VLLM_RPC_BASE_PATH"] = str(place.directory)  # for its sockets, which it leaves behind
+        name_shared_memory()
         self._queue: Any = MessageQueue(place.readers, place.readers) if place.writes else None
 
     def offer(self) -> Any:
@@ -23,7 +27,8 @@ class VllmQueue:
     def join(self, offers: Sequence[Any]) -> None:
         if not self._place.writes:
             self._queue = MessageQueue.create_from_handle(offers[0], self._place.rank - 1)
-        self._queue.wait_until_ready()
+        with limited("the queue was not ready"):  # it has no limit of its own
+            self._queue.wait_until_ready()
 
     def prepare(self, encoded_bytes: int) -> None:
         """Nothing to do."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import os
+import pickle
 import signal
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from microbench import broadcast, systems
+from microbench import fleet as fleet_module
 from microbench.broadcast_session import QUICK, BroadcastEffort
 from microbench.copy_and_sum import CopyAndSum
 from microbench.document import read
 from microbench.fleet import START_LIMIT_S, Fleet, ReaderFailed, Times
 from microbench.process import BenchProcess
 from microbench.systems import SYSTEMS
-from microbench.transports.base import LIMIT_S
+from microbench.transports.base import LIMIT_S, limited
 from microbench.workloads import LISTS, TENSORS, WORKLOADS, Sort, Workload, WrongMessage
 
 SMALL = BroadcastEffort(warmups=2, messages=6, turn_limit_s=60.0, pace_s=0.0005)
@@ -139,6 +143,28 @@ def test_times_are_there_once_all_readers_are(tmp_path: Path) -> None:
     assert times.last(5) == 90
     times.clear()
     assert times.last(5) == 0
+    times.close()
+    with pytest.raises(ValueError, match="released"):
+        times.last(5)
+
+
+def test_what_readers_can_make_themselves_is_not_sent() -> None:
+    workload = WORKLOADS["list_262144"]
+    message = workload.message(7)
+    received = pickle.loads(pickle.dumps(workload))
+    assert len(pickle.dumps(workload)) < 200
+    received.prepare()
+    received.check_whole(7, message)
+
+
+def test_a_wait_without_a_limit_of_its_own_gets_one() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(TimeoutError, match=r"the queue was not ready within 0\.05 s"), limited("the queue was not ready", 0.05):
+        time.sleep(60)
+    with limited("the queue was not ready", 0.05):
+        pass
+    time.sleep(0.1)
+    assert signal.getsignal(signal.SIGALRM) is before
 
 
 def measure(system: str, readers: int, *rows: str) -> list[dict[str, float]]:
@@ -193,6 +219,37 @@ def test_a_reader_that_dies_is_named_at_once(signum: signal.Signals) -> None:
         fleet.close()
 
 
+def test_a_reader_that_does_not_listen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(psutil.Process().children())
+    system = SYSTEMS["raycomm:msgpack"]
+    monkeypatch.setattr(fleet_module, "LIMIT_S", 0.2)
+    fleet = Fleet(system.name, system.load(), 2)
+    try:
+        _, second = sorted(set(psutil.Process().children()) - before, key=lambda child: child.pid)
+        second.suspend()
+        with pytest.raises(TimeoutError, match=r"reader 2 did not listen within 0\.2 s"):
+            fleet._tell(bytes(1 << 20))
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("way", ["kill", "close"])
+@pytest.mark.parametrize("system", ["iceoryx2", "zmq:pubsub"])
+def test_a_system_leaves_no_files(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    process = BenchProcess("microbench.broadcast_session:Session")
+    process.ask("open", system, "1 readers", limit_s=START_LIMIT_S)
+    process.ask("measure", "list_101", SMALL, limit_s=START_LIMIT_S)
+    (directory,) = tmp_path.iterdir()
+    if way == "kill":
+        process.kill()
+    else:
+        process.close()
+    assert list(tmp_path.iterdir()) == []
+    assert [path for path in Path("/dev/shm").iterdir() if directory.name in path.name] == []
+
+
 def test_a_reader_that_gets_something_else_says_so() -> None:
     system = SYSTEMS["raycomm:msgpack"]
     fleet = Fleet(system.name, system.load(), 1)
@@ -215,9 +272,9 @@ def test_a_reader_that_gets_something_else_says_so() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--rows", "lists_"], "--rows: 'lists_' is found in none of list_101, "),
-        (["--rows", "("], "--rows: '(' is no regular expression: "),
-        (["--systems", "raykom"], "--systems: 'raykom' is found in none of raycomm:msgpack, "),
+        (["--rows", "lists_"], "--rows: no row matches 'lists_'; rows: list_101, "),
+        (["--rows", "("], "--rows: not a regular expression: '(' ("),
+        (["--systems", "raykom"], "--systems: no system matches 'raykom'; systems: raycomm:msgpack, "),
         (["--rows", "list_101", "--systems", "copy"], "--rows: none of copy sends list_101"),
         (["--json", "/nowhere/x.json"], "--json: cannot write /nowhere/x.json: No such"),
     ],

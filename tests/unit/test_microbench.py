@@ -14,7 +14,8 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from microbench import accelerated_dag_gpu, check, console, document
-from microbench.accelerated_dag_gpu import Rivals, plan_turns
+from microbench.accelerated_dag_gpu import plan_turns
+from microbench.command import Rivals
 from microbench.document import SchemaError, validate
 from microbench.harness import (
     QUICK,

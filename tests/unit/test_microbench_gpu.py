@@ -17,7 +17,8 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from microbench import accelerated_dag_gpu, command, console
-from microbench.accelerated_dag_gpu import NOTHING_OF_GPUS, Device, Rivals, plan_parts, rows_of
+from microbench.accelerated_dag_gpu import NOTHING_OF_GPUS, Device, plan_parts, rows_of
+from microbench.command import Rivals
 from microbench.document import validate
 from microbench.gpu_found import Looker, look_for_gpus
 from microbench.gpu_rows import GPU_ROWS, SHAPES, TORCH, Gpus, Wiring, plan_gpu_turns

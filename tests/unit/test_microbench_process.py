@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from microbench import leftovers
 from microbench.harness import Effort, Measurement, Rounds, Turn
 from microbench.process import BenchProcess, ProcessLost, RequestFailed, _explain
 
 BRIEF = Effort(0.0, 0.0, 4, 100, 10, idle_s=0.0, idle_rounds=1, turn_limit_s=30.0)
 
 SERVED = """
-import subprocess, sys, time
+import pathlib, subprocess, sys, time
+from multiprocessing import shared_memory
+from microbench import leftovers
 
 class Served:
     def __init__(self):
@@ -25,6 +30,16 @@ class Served:
         orphan = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         apart = subprocess.Popen(["sleep", "600"], start_new_session=True)
         return [int(orphan.stdout), apart.pid]
+
+    def make_files(self):
+        leftovers.name_shared_memory()
+        self.directory = leftovers.scratch_directory()
+        self.shared = shared_memory.SharedMemory(create=True, size=100)
+        directory = pathlib.Path(self.directory.name)
+        inside, elsewhere = directory / "socket", pathlib.Path("/dev/shm", f"theirs_{directory.name}_data")
+        inside.touch()
+        elsewhere.touch()
+        return [str(path) for path in (directory, inside, elsewhere, f"/dev/shm/{self.shared.name}")]
 
     def open(self, system, topology):
         if system == "absent":
@@ -84,6 +99,42 @@ def test_nothing_the_bench_process_started_outlives_it(serves: str, way: str) ->
     assert gone(pids)
 
 
+@pytest.mark.parametrize("way", ["kill", "hang", "close"])
+def test_files_go_with_the_process_that_made_them(serves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    other = BenchProcess(serves)
+    with BenchProcess(serves) as process, other:
+        left = [Path(name) for name in process.ask("make_files", limit_s=30)]
+        theirs = [Path(name) for name in other.ask("make_files", limit_s=30)]
+        assert all(path.exists() for path in left + theirs)
+        if way == "hang":
+            with pytest.raises(ProcessLost):
+                process.ask("measure", "hangs", None, limit_s=0.1)
+        elif way == "kill":
+            process.kill()
+        else:
+            process.close()
+        assert [path for path in left if path.exists()] == []
+        assert all(path.exists() for path in theirs)
+    assert [path for path in theirs if path.exists()] == []
+
+
+def test_only_files_of_this_user_and_this_process_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(leftovers.MARK, "0123abcd4567")
+    with leftovers.scratch_directory() as name:
+        leftovers.remove("9123abcd4567")
+        assert Path(name).exists()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getuid", lambda: -1)
+            leftovers.remove("0123abcd4567")
+        assert Path(name).exists()
+        leftovers.remove("0123abcd4567")
+        assert not Path(name).exists()
+        Path(name).mkdir()  # which its owner removes
+
+
 def test_a_request_that_raises_leaves_the_process_running(serves: str) -> None:
     with BenchProcess(serves) as process:
         with pytest.raises(RequestFailed, match="ValueError: wrong result"):
@@ -120,7 +171,7 @@ def test_rounds_alternate_and_go_on_after_failures(serves: str) -> None:
     ]
     progress = Silent()
     with BenchProcess(serves) as process:
-        results = Rounds(process, BRIEF, progress, once=frozenset(["last"])).run(turns, 2)
+        results = Rounds(process, BRIEF, progress, fewer={"last": 1}).run(turns, 2)
     found = {(result["row"], result["system"]): result for result in results}
     assert len(found) == len(results) == 7
     figures = {"p50_us": 1.0, "p50_us_low": 1.0, "p50_us_high": 1.0, "count": 4, "rounds": 2}
