@@ -1,4 +1,6 @@
 // Tensors and arrays, reading side: their metadata, checked, and views built on the bytes that arrived.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -48,6 +50,9 @@ Storage* Storage::leased(Lease* lease, const unsigned char* data, size_t bytes) 
   return storage;
 }
 
+// From this size on malloc maps each value anew (malloc(3), M_MMAP_THRESHOLD). A fault for 2 MiB then, in place of one for 4 KiB.
+constexpr size_t kMapped = 32 << 20, kPage = 4096;
+
 Storage* Storage::owned(size_t bytes) {
   // One allocation: the header, then the bytes on the next line. By malloc: aligned_alloc asks for more than it keeps, so the hole that one
   // value leaves is too small for the next of its size, and every large value comes to new pages (docs/performance.md).
@@ -55,6 +60,10 @@ Storage* Storage::owned(size_t bytes) {
   if (bytes > PTRDIFF_MAX - sizeof(Storage) - kLine) return nullptr;
   void* memory = std::malloc(sizeof(Storage) + kLine + bytes);
   if (!memory) return nullptr;
+  if (bytes >= kMapped) {
+    const uintptr_t begin = align_up(reinterpret_cast<uintptr_t>(memory), kPage);
+    madvise(reinterpret_cast<void*>(begin), bytes - kPage, MADV_HUGEPAGE);  // a wish: where it is refused, the pages are small
+  }
   Storage* storage = new (memory) Storage;
   storage->data_ = reinterpret_cast<unsigned char*>(align_up(reinterpret_cast<uintptr_t>(memory) + sizeof(Storage), kLine));
   storage->bytes_ = bytes;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the stress and the test of waits under ThreadSanitizer and under Address- and UndefinedBehaviorSanitizer, and runs them.
+# Builds the stress and the tests of waits and copies under ThreadSanitizer and under Address- and UndefinedBehaviorSanitizer, and runs them.
 # Usage: tests/native/run.sh [seed] [seconds]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,6 +20,6 @@ for kind in tsan:thread asan:address,undefined; do
   echo "== $name, seed $seed, $seconds s"
   TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1" ASAN_OPTIONS="detect_leaks=1 strict_string_checks=1" \
     UBSAN_OPTIONS="print_stacktrace=1" timeout $((seconds * 10)) "${fixed[@]}" "$build/stress" "$seed" "$seconds" || status=$?
-  timeout 60 "${fixed[@]}" "$build/waits" || status=$?
+  for program in waits copies; do timeout 60 "${fixed[@]}" "$build/$program" || status=$?; done
 done
 exit "$status"
