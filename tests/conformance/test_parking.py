@@ -1,5 +1,4 @@
-"""How often a process that waits looks for dead peers: a driver soon, because its caller is to be told, a loop seldom, because it may
-wait for hours."""
+"""How often a process that waits looks for dead peers: a driver soon, because its caller is to be told, a loop seldom."""
 
 from __future__ import annotations
 
