@@ -2,9 +2,9 @@
 //
 // With ordinary ones the writer must first take each line away from the core that read the block's last contents, and the reader then
 // fetches it from the writer's cache. Streaming goes by way of memory. Round trip of two copies of 192 KiB, block reused at once: on an AMD
-// EPYC 16 to 18 us streaming against 26 (96 where the two cores share no cache); on an Intel Xeon (Emerald Rapids) 48 against 32. Lost on
-// both: prefetching for write; on Intel also `cldemote` after each line (62 us), AVX-512 (39) and `rep movsb` (the same as memcpy). On AMD:
-// four interleaved streams, taking turns among four blocks (13 us at best, 80 at worst). docs/performance.md has the tables.
+// EPYC 16 to 18 us streaming against 26 (96 where the two cores share no cache); on an Intel Xeon (family 6, model 207) 48 against 32. Lost on
+// AMD: prefetching for write, four interleaved streams, taking turns among four blocks (13 us at best, 80 at worst). Lost on Intel: prefetching
+// for write (30 us, but 16 MiB no faster), `cldemote` after each line (62), AVX-512 (39), `rep movsb` (32). docs/performance.md has the tables.
 #pragma once
 
 #include <cstddef>
