@@ -5,7 +5,7 @@
     python -m raycomm plan pipeline.py:build --devices simulated --no-overlap
 
 GRAPH is a variable of the file, or a function in it without arguments that gives: a node, a list of results (`MultiOutputNode`),
-or a plan, as an object or as its text. Actors may be stand-ins, see `raycomm.testing.stand_ins`. Exits with 0 where the plan is
+or a plan, as an object or as its text. Actors may be stand-ins, see `raycomm.testing.stand_in`. Exits with 0 where the plan is
 free of deadlocks, 1 where it is not, 2 where there is no plan.
 """
 

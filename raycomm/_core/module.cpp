@@ -52,7 +52,7 @@ std::span<const unsigned char, 16> nonce_of(const nb::bytes& nonce) {
 }
 
 std::shared_ptr<Arena> create_arena(uint32_t process, const std::vector<nb::tuple>& rings, uint32_t block_capacity, uint64_t pool_bytes,
-                                    uint64_t budget_bytes, const nb::bytes& nonce, double spin_us, double yield_us, double due_share, double slice_ms,
+                                    uint64_t budget_bytes, const nb::bytes& nonce, double spin_us, double yield_us, double slice_ms, double due_share,
                                     uint32_t processes, uint32_t claims, uint32_t records, uint32_t nodes, bool waker) {
   ArenaShape shape{{}, block_capacity, pool_bytes, budget_bytes, processes, claims, records, nodes, waker};
   for (const nb::tuple& ring : rings)
@@ -61,8 +61,8 @@ std::shared_ptr<Arena> create_arena(uint32_t process, const std::vector<nb::tupl
   auto graph = std::make_shared<Neighbourhood>(std::move(own), process);
   graph->policy.spin_ns = static_cast<int64_t>(spin_us * 1e3);
   graph->policy.yield_ns = static_cast<int64_t>(yield_us * 1e3);
-  graph->policy.due_share = due_share;
   graph->policy.slice_ns = static_cast<int64_t>(slice_ms * 1e6);
+  graph->policy.due_share = due_share;
   return std::make_shared<Arena>(std::move(graph));
 }
 
@@ -148,7 +148,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<Arena>(m, "Arena")
       .def_static("create", &create_arena, nb::kw_only(), "process"_a, "rings"_a, "block_capacity"_a, "pool_bytes"_a, "budget_bytes"_a, "nonce"_a,
-                  "spin_us"_a, "yield_us"_a, "due_share"_a = 0.0, "slice_ms"_a = 200.0, "processes"_a = 0, "claims"_a = 0, "records"_a = 0, "nodes"_a = 0,
+                  "spin_us"_a, "yield_us"_a, "slice_ms"_a, "due_share"_a = 0.0, "processes"_a = 0, "claims"_a = 0, "records"_a = 0, "nodes"_a = 0,
                   "waker"_a = false)
       .def_prop_ro("process", [](const Arena& a) { return a.graph->process(); })
       .def_prop_ro("fd", [](const Arena& a) { return a.graph->own().fd(); })

@@ -20,7 +20,7 @@ __all__ = ["Action", "Exit", "ExitActor", "Fault", "Kill", "Point", "Raise", "Sl
 
 
 def __getattr__(name: str) -> Any:
-    # Every actor loads this package for its points; what makes nodes would be half of what it loads.
+    # Every actor loads this package, for its points; what makes nodes is for drivers.
     if name == "stand_in":
         from raycomm.testing.stand_ins import stand_in
 
